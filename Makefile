@@ -1,0 +1,55 @@
+# What one does with this repository. `make` alone lists the targets.
+
+SHELL := /bin/bash
+VENV  := .venv
+BIN   := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help setup test demo bench soak format clean
+
+help: ## list these targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## make .venv and install Penstock with its development tools (again only when pyproject.toml changed)
+
+# A shim of a version manager may be on the path without a Python behind it, so each candidate is run, not only looked up.
+$(STAMP): pyproject.toml
+	@found=; \
+	for candidate in $(PYTHON) python3.13 python3.12 python3.11 python3; do \
+	  if "$$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then found="$$candidate"; break; fi; \
+	done; \
+	if [ -z "$$found" ]; then \
+	  echo "Penstock needs Python 3.11 or newer and found none; install it, or name it: make setup PYTHON=/path/to/python3" >&2; exit 1; \
+	fi; \
+	if ! "$$found" -c 'import venv, ensurepip' >/dev/null 2>&1; then \
+	  echo "$$found has no venv module; install it (on Debian and Ubuntu: apt install python3-venv)" >&2; exit 1; \
+	fi; \
+	[ -x $(BIN)/python ] || "$$found" -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $(STAMP)
+
+test: setup ## lint, check formatting and types, run every test and every docstring example
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q
+
+demo: setup ## run the demonstration
+	$(BIN)/python examples/demo.py
+
+bench: setup ## measure throughput, small epochs and restore
+	$(BIN)/python benchmarks/core.py
+	$(BIN)/python benchmarks/epochs.py
+	$(BIN)/python benchmarks/restore.py
+
+soak: setup ## run the property tests with many more examples
+	PENSTOCK_HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest -q tests/property
+
+format: setup ## format the code and fix what the linter can fix
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean: ## remove the virtual environment, caches and build results
+	rm -rf $(VENV) dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
