@@ -1,0 +1,20 @@
+"""How hypothesis looks for examples: PENSTOCK_HYPOTHESIS_PROFILE chooses `default` or `soak`."""
+
+import os
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+# The contract suites live in the library; this makes their plain asserts say what they compared.
+pytest.register_assert_rewrite("penstock.testing.contracts")
+
+# Real disks and servers have no steady pace, so no deadline; a failure prints the blob that replays it.
+settings.register_profile("default", deadline=None, derandomize=False, print_blob=True)
+settings.register_profile(
+    "soak",
+    parent=settings.get_profile("default"),
+    max_examples=5_000,
+    stateful_step_count=100,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile(os.environ.get("PENSTOCK_HYPOTHESIS_PROFILE", "default"))
