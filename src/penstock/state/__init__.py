@@ -1,0 +1,1 @@
+"""State: how keys and values become bytes, and where those bytes are kept."""

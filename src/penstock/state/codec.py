@@ -1,0 +1,410 @@
+"""Codecs: how values, and the keys of topics, become bytes and come back.
+
+``Codec.encode`` and ``Codec.decode`` are the codec's own C functions, without a Python frame around them, because they
+run for every event. What they do to values that the format cannot hold is therefore said here, and checked beside them:
+
+* ``codec.checked_encode(value)`` refuses a value that would not come back; for state, and wherever 0.2 µs is no matter.
+* ``codec.check_many(values, encoded)`` does so for a whole batch after ``encode``; for the values of topics.
+
+=============================  ==========================  ==========================  ========================
+value                          "json"                      "msgpack"                   a type
+=============================  ==========================  ==========================  ========================
+nan, inf, anywhere inside      refused (``encode``: null)  comes back                  refused
+bytes as the whole value       refused (``encode``:        comes back                  comes back if the type
+                               base64 text)                                            says bytes
+bytes inside a value           come back as base64 text    come back                   as above
+int beyond 64 bits             comes back (to 4300 digits) refused                     as "json"
+tuple, set                     come back as lists          come back as lists          as the type says
+dict with int or float keys    keys come back as text      comes back                  as the type says
+dict with other keys           refused unless text         comes back                  as the type says
+dataclass, Struct              comes back as a dict        comes back as a dict        comes back
+enum                           comes back as its value     comes back as its value     comes back
+datetime, Decimal, UUID        come back as text           come back as text, or a     come back
+                                                           datetime with a zone
+a value not of the type        \\-                          \\-                          refused
+a field the type has not       \\-                          \\-                          dropped on reading
+subclass of str, int, float    refused                     refused                     refused
+=============================  ==========================  ==========================  ========================
+
+``decode`` raises ValueError for bytes that it cannot read (``msgspec.DecodeError``, ``msgspec.ValidationError`` and
+UnicodeDecodeError are ValueErrors), and RecursionError for values nested too deep. Nothing is ever pickled.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from penstock.errors import InvalidError
+from penstock.state.keys import Key, decode_key, encode_key, shown, type_name
+
+_JSON_SCALARS: frozenset[type] = frozenset({int, float, str, bool, type(None)})
+_PACKED_SCALARS: frozenset[type] = _JSON_SCALARS | {bytes}
+_RAW_TYPES: frozenset[type] = frozenset({bytes, bytearray, memoryview})
+# A float in MessagePack whose exponent is all ones is nan or inf. Other values can look like it: a hit is only a doubt.
+_PACKED_NON_FINITE = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]")
+_pack = msgspec.msgpack.Encoder().encode
+_REFUSALS = (TypeError, ValueError, OverflowError, RecursionError)
+
+
+def _no_doubt(values: Sequence[Any], encoded: Sequence[bytes]) -> bool:
+    return False
+
+
+def _no_loss(value: Any, data: bytes) -> str:
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Codec:
+    """How the values of one topic or one step become bytes.
+
+    ``exact`` holds the scalar types whose values come back equal and of the same type, so that a store may keep such a
+    value instead of decoding it again. (Of float under JSON this holds for finite values; ``checked_encode`` refuses
+    the others.) ``loss`` says why a value would not come back from the bytes that ``encode`` made of it, "" if it
+    would; ``doubt`` is its cheap forerunner for a batch, False when surely none would be lost. ``spec`` is what
+    ``value_codec`` made this codec of; a codec that has one can be sent to another process.
+
+    A codec of your own must give back from ``decode`` what ``encode`` was given, and keep doing so for stored bytes.
+
+    >>> hexadecimal = Codec("hex", lambda number: b"%x" % number, lambda data: int(data, 16), frozenset({int}))
+    >>> hexadecimal.encode(255), hexadecimal.decode(b"ff")
+    (b'ff', 255)
+    """
+
+    name: str
+    encode: Callable[[Any], bytes]
+    decode: Callable[[bytes], Any]
+    exact: frozenset[type]
+    loss: Callable[[Any, bytes], str] = _no_loss
+    doubt: Callable[[Sequence[Any], Sequence[bytes]], bool] = _no_doubt
+    spec: Any = None
+
+    def checked_encode(self, value: Any) -> bytes:
+        """``encode``, but raises InvalidError, naming the value and the remedy, if the value would not come back.
+
+        >>> value_codec("json").checked_encode({"ratio": 0.5})
+        b'{"ratio":0.5}'
+        >>> value_codec("json").checked_encode({"ratio": float("nan")})
+        Traceback (most recent call last):
+        penstock.errors.InvalidError: ...
+        """
+        try:
+            data = self.encode(value)
+        except _REFUSALS as error:
+            raise _refused(self.name, value, str(error)) from error
+        reason = self.loss(value, data)
+        if reason:
+            raise _refused(self.name, value, reason)
+        return data
+
+    def check_many(self, values: Sequence[Any], encoded: Sequence[bytes]) -> None:
+        """Raise InvalidError if one of the values, as ``encode`` made them into ``encoded``, would not come back.
+
+        The values must not have been altered since. Costs less than a Python call for each value, except for a type,
+        where each is read again.
+
+        >>> codec = value_codec("json")
+        >>> codec.check_many([1, None], [codec.encode(1), codec.encode(None)])
+        """
+        if not self.doubt(values, encoded):
+            return
+        for value, data in zip(values, encoded, strict=True):
+            reason = self.loss(value, data)
+            if reason:
+                raise _refused(self.name, value, reason)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # msgspec's encoders cannot be sent to another process; what they were made of can.
+        if self.spec is not None:
+            return value_codec, (self.spec,)
+        return Codec, tuple(getattr(self, field.name) for field in dataclasses.fields(self))
+
+
+def value_codec(spec: Any = "json") -> Codec:
+    """The codec that a spec stands for.
+
+    * ``"json"``: any JSON value; ``"msgpack"``: these and bytes, in less space.
+    * ``"bytes"``: bytes as they are; ``"str"``: text as UTF-8.
+    * a type (a dataclass, ``msgspec.Struct``, TypedDict, ``list[int]``, …): JSON, validated on reading, and by
+      ``checked_encode`` on writing, so that what was written can be read.
+    * a ``Codec``: itself.
+
+    Raises InvalidError for anything else.
+
+    >>> value_codec("json").decode(b'{"amount":5}')
+    {'amount': 5}
+    >>> value_codec(dict[str, int]).name
+    'json:dict[str, int]'
+    """
+    if isinstance(spec, Codec):
+        return spec
+    if spec is not None and not isinstance(spec, str):
+        return _typed_codec(spec)
+    if spec == "json":
+        encoder, decoder = msgspec.json.Encoder(), msgspec.json.Decoder()
+        return Codec("json", encoder.encode, decoder.decode, _JSON_SCALARS, _json_loss, _json_doubt, spec)
+    if spec == "msgpack":
+        packer, unpacker = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder()
+        return Codec("msgpack", packer.encode, unpacker.decode, _PACKED_SCALARS, spec=spec)
+    if spec == "bytes":
+        # bytes.__bytes__ takes only bytes, where bytes() would make zeros of an int.
+        return Codec("bytes", bytes.__bytes__, bytes, frozenset({bytes}), spec=spec)
+    if spec == "str":
+        return Codec("str", str.encode, bytes.decode, frozenset({str}), spec=spec)
+    raise InvalidError(f'there is no value codec {spec!r}; use "json", "msgpack", "bytes", "str", a type, or a Codec')
+
+
+def _typed_codec(kind: Any) -> Codec:
+    name = kind.__qualname__ if isinstance(kind, type) else str(kind)
+    try:
+        decode = msgspec.json.Decoder(kind).decode
+        foreign = _foreign_class(msgspec.inspect.type_info(kind))
+    except TypeError as error:
+        raise InvalidError(f"{name} cannot be read from JSON: {error}; {_TYPE_REMEDY}") from error
+    if foreign is not None:
+        raise InvalidError(f"{name} cannot be read from JSON, because {foreign.__qualname__} cannot; {_TYPE_REMEDY}")
+
+    def loss(value: Any, data: bytes) -> str:
+        try:
+            decode(data)
+        except (ValueError, RecursionError) as error:
+            return _non_finite(value, data) or f"it is not a {name}: {error}"
+        return _non_finite(value, data)
+
+    def doubt(values: Sequence[Any], encoded: Sequence[bytes]) -> bool:
+        return len(values) > 0
+
+    exact = frozenset({kind}) & _PACKED_SCALARS if isinstance(kind, type) else frozenset()
+    return Codec(f"json:{name}", msgspec.json.Encoder().encode, decode, exact, loss, doubt, kind)
+
+
+_TYPE_REMEDY = "use a dataclass, a msgspec.Struct, a TypedDict, or a type built of these and of plain Python types"
+
+
+def _foreign_class(info: Any) -> type | None:
+    """The first class inside a type that msgspec would accept but never be able to build."""
+    seen: set[int] = set()
+    todo = [info]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, msgspec.inspect.CustomType):
+            return node.cls
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        if isinstance(node, tuple):
+            todo.extend(node)
+        elif isinstance(node, (msgspec.inspect.Type, msgspec.inspect.Field)):
+            todo.extend(getattr(node, name) for name in node.__struct_fields__)
+    return None
+
+
+def _json_loss(value: Any, data: bytes) -> str:
+    if type(value) in _RAW_TYPES:
+        return "JSON has no bytes, they would come back as base64 text"
+    return _non_finite(value, data)
+
+
+def _json_doubt(values: Sequence[Any], encoded: Sequence[bytes]) -> bool:
+    if not _RAW_TYPES.isdisjoint(map(type, values)):
+        return True
+    # Where no null was written, no nan was: one scan of all bytes is far cheaper than one call for each value.
+    if b"".join(encoded).find(b"null") < 0:
+        return False
+    return _may_hold_non_finite(values)
+
+
+def _may_hold_non_finite(value: Any) -> bool:
+    # MessagePack keeps nan and inf; packing and searching stay in C, where a walk through the value would not.
+    try:
+        return _PACKED_NON_FINITE.search(_pack(value)) is not None
+    except _REFUSALS:
+        return True
+
+
+def _non_finite(value: Any, data: bytes) -> str:
+    # msgspec writes nan and inf as null, so only values whose bytes have a null in them need a look.
+    if data.find(b"null") < 0 or not _may_hold_non_finite(value):
+        return ""
+    todo: list[Any] = [msgspec.to_builtins(value)]
+    while todo:
+        part = todo.pop()
+        if isinstance(part, float) and not math.isfinite(part):
+            return f"it holds {part}, which JSON cannot express"
+        if isinstance(part, dict):
+            todo.extend(part.values())
+        elif isinstance(part, (list, tuple)):
+            todo.extend(part)
+    return ""
+
+
+_VALUE_REMEDIES = {
+    "json": 'convert it to what JSON has, or choose "msgpack" (nan, bytes) or a type',
+    "msgpack": "convert it to a dict, a list, text, bytes or a number of at most 64 bits",
+    "bytes": 'encode it first, or choose "json"',
+    "str": 'use str(value), or choose "json" or "bytes"',
+}
+
+
+def _refused(name: str, value: Any, reason: str) -> InvalidError:
+    remedy = _VALUE_REMEDIES.get(name, "write a value that the codec can give back, or choose another codec")
+    return InvalidError(
+        f'the value {shown(value)} of type {type_name(value)} cannot be written with the codec "{name}": '
+        f"{reason}; {remedy}"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class KeyCodec:
+    """How the keys of one topic become bytes: ``decode`` raises ValueError, ``encode`` InvalidError.
+
+    >>> key_codec("int").decode(b"42")
+    42
+    """
+
+    name: str
+    encode: Callable[[Key], bytes]
+    decode: Callable[[bytes], Key]
+
+
+def key_codec(spec: str | KeyCodec = "str") -> KeyCodec:
+    """The key codec that a spec stands for.
+
+    * ``"str"``: text as UTF-8. Numbers and booleans are written as their text and come back as ``str``.
+    * ``"bytes"``: bytes as they are.
+    * ``"int"``: an int as decimal text.
+    * ``"json"``: text, numbers, booleans, and tuples of them, which are lists in JSON and come back as tuples.
+    * ``"canonical"``: the form in which keys are stored; every key comes back as it was.
+    * a ``KeyCodec``: itself.
+
+    Raises InvalidError for anything else.
+
+    >>> key_codec("json").decode(key_codec("json").encode(("eu", 7)))
+    ('eu', 7)
+    """
+    if isinstance(spec, KeyCodec):
+        return spec
+    if isinstance(spec, str) and spec in _KEY_CODECS:
+        return _KEY_CODECS[spec]
+    names = ", ".join(f'"{name}"' for name in _KEY_CODECS)
+    raise InvalidError(f"there is no key codec {spec!r}; use {names}, or a KeyCodec")
+
+
+def _text_key(key: Key) -> bytes:
+    kind = type(key)
+    try:
+        if kind is str:
+            return key.encode()  # type: ignore[union-attr]
+        if kind is int or kind is bool:
+            return str(key).encode()
+    except ValueError as error:
+        raise _refused_key("str", key, f"{error}; choose another key") from None
+    if kind is float and key == key:
+        # Equal keys must have equal bytes, so -0.0 is written as 0.0.
+        return str(key + 0.0).encode()  # type: ignore[operator]
+    raise _refused_key("str", key, _key_remedy(key))
+
+
+def _bytes_key(key: Key) -> bytes:
+    if type(key) is bytes:
+        return key
+    raise _refused_key("bytes", key, _key_remedy(key))
+
+
+def _int_key(key: Key) -> bytes:
+    try:
+        if type(key) is int:
+            return b"%d" % key
+    except ValueError as error:
+        raise _refused_key("int", key, f"{error}; choose another key") from None
+    raise _refused_key("int", key, _key_remedy(key))
+
+
+def _decode_int_key(data: bytes) -> int:
+    # int() also reads " 7", "+7" and "0_7", which would give one key several forms.
+    try:
+        key = int(data)
+    except ValueError:
+        raise ValueError(
+            f'the key {shown(data)} is not a whole number; read the topic with key="str" or "bytes"'
+        ) from None
+    if b"%d" % key != data:
+        raise ValueError(f'the key {shown(data)} is not the plain form of {key}; read the topic with key="str"')
+    return key
+
+
+_encode_json = msgspec.json.Encoder().encode
+_decode_json = msgspec.json.Decoder().decode
+
+
+def _json_key(key: Key) -> bytes:
+    try:
+        return _encode_json(_json_part(key, key))
+    except (ValueError, RecursionError) as error:
+        raise _refused_key("json", key, f"{error}; choose another key") from None
+
+
+def _json_part(part: Key, key: Key) -> Key:
+    """The part as JSON writes it without loss; refuses the whole key if there is none."""
+    kind = type(part)
+    if kind is str or kind is int or kind is bool:
+        return part
+    if isinstance(part, float) and kind is float and math.isfinite(part):
+        return part + 0.0
+    if isinstance(part, tuple) and kind is tuple:
+        return tuple([_json_part(inner, key) for inner in part])
+    raise _refused_key("json", key, _key_remedy(part))
+
+
+def _decode_json_key(data: bytes) -> Key:
+    try:
+        return _tuples(_decode_json(data), data)
+    except RecursionError:
+        raise ValueError(f"the key {shown(data)} is nested too deep to be a key") from None
+
+
+def _tuples(part: Any, data: bytes) -> Key:
+    if isinstance(part, list):
+        return tuple([_tuples(inner, data) for inner in part])
+    if isinstance(part, (str, bool, int, float)):
+        return part
+    raise ValueError(
+        f"the key {shown(data)} holds a JSON {'null' if part is None else 'object'}, which cannot be a key"
+    )
+
+
+_KEY_CODECS = {
+    codec.name: codec
+    for codec in (
+        KeyCodec("str", _text_key, bytes.decode),
+        KeyCodec("bytes", _bytes_key, bytes),
+        KeyCodec("int", _int_key, _decode_int_key),
+        KeyCodec("json", _json_key, _decode_json_key),
+        KeyCodec("canonical", encode_key, decode_key),
+    )
+}
+
+
+def _key_remedy(part: object) -> str:
+    fitting = {
+        str: 'choose key="str", "json" or "canonical"',
+        bytes: 'choose key="bytes" or "canonical"',
+        tuple: 'choose key="json" or "canonical"',
+        int: 'choose key="int", "str", "json" or "canonical"',
+        float: 'choose key="canonical", or drop the event if it is nan',
+        bool: 'choose key="str", "json" or "canonical"',
+    }
+    return fitting.get(type(part), "use a key of str, bytes, int, float, bool, or a tuple of these")
+
+
+def _refused_key(name: str, key: object, remedy: str) -> InvalidError:
+    return InvalidError(
+        f'the key {shown(key)} of type {type_name(key)} cannot be written to a topic with key="{name}"; {remedy}'
+    )
