@@ -1,8 +1,9 @@
 """What every implementation of a seam promises, as test suites to subclass."""
 
+import random
 import threading
 import unittest
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from functools import partial
@@ -11,6 +12,8 @@ from typing import TypeVar
 import pyarrow as pa
 
 from penstock.errors import InvalidError, MissingError, OutcomeUnknownError
+from penstock.state.segments import segment_table
+from penstock.state.store import CLOCK_DUE, DUES, EVENT_DUE, MAX_ROW_KEY_BYTES, NO_EPOCH, Store, due_rows, unpack_dues
 from penstock.storage import MAX_SETTLE_ATTEMPTS, Storage, settle, sub
 from penstock.testing.faults import FaultyStorage
 
@@ -239,6 +242,161 @@ class StorageContract:
         assert storage.list("") == ["totals/epochs/1/a", "totals/other"]
         with _raises(InvalidError):
             part.read("../other")
+
+
+class StoreContract:
+    """The promises of `penstock.state.store.Store`, as tests for pytest.
+
+    Subclass it in a test module, with a name that pytest collects, and give it a fixture `store`: an empty store that
+    belongs to the test alone.
+
+    >>> from penstock.state.store import MemoryStore
+    >>> class TestMyStore(StoreContract):
+    ...     # @pytest.fixture
+    ...     def store(self):
+    ...         return MemoryStore()
+    >>> suite = TestMyStore()
+    >>> suite.test_applied_rows_are_found(suite.store())
+    """
+
+    def test_new_store_holds_nothing(self, store: Store) -> None:
+        """Before anything is applied there is no row, and no epoch."""
+        assert store.epoch == NO_EPOCH
+        assert store.get_many([b"\0\1a", b"\0\0"]) == [None, None]
+        assert list(store.scan(b"", b"\xff\xff")) == []
+
+    def test_applied_rows_are_found(self, store: Store) -> None:
+        """Values come in the order of the keys asked for, None where there is no row."""
+        store.apply([_rows({b"\0\1a": b"1", b"\0\1b": b"", b"\x0f\xffz": b"3"})], 0)
+        assert store.epoch == 0
+        asked = [b"\x0f\xffz", b"\0\1a", b"\0\1absent", b"\0\1b", b"\0\1a"]
+        assert store.get_many(asked) == [b"3", b"1", None, b"", b"1"]
+        assert store.get_many([]) == []
+
+    def test_scan_gives_a_range_in_order(self, store: Store) -> None:
+        """From start, which is included, to end, which is not; the store's own keys are not among the rows."""
+        rows = {b"\0\0": b"0", b"\0\1a": b"1", b"\0\1ab": b"2", b"\0\1b": b"3", b"\x0f\xffz": b"4"}
+        store.apply([_rows(rows)], 4)
+        keys = sorted(rows)
+        for start in (b"", *keys, b"\0\1aa"):
+            for end in (b"", *keys, b"\0\1aa", DUES):
+                expected = [(key, rows[key]) for key in keys if start <= key < end]
+                assert list(store.scan(start, end)) == expected, (start, end)
+
+    def test_scan_may_be_left_before_its_end(self, store: Store) -> None:
+        """Who has seen enough stops, and the store is as before."""
+        store.apply([_rows({b"\0\1%d" % i: b"" for i in range(9)})], 1)
+        assert next(iter(store.scan(b"", DUES))) == (b"\0\x010", b"")
+        store.apply([_rows({b"\0\1new": b""})], 2)
+        assert len(list(store.scan(b"", DUES))) == 10
+
+    def test_later_rows_replace_and_delete(self, store: Store) -> None:
+        """A row is overwritten, or deleted by a null; to delete what is absent is no error."""
+        store.apply([_rows({b"\0\1a": b"1", b"\0\1b": b"1", b"\0\1c": b"1"})], 1)
+        store.apply([_rows({b"\0\1a": b"2", b"\0\1b": None, b"\0\1x": None, b"\0\1y": b"2"})], 2)
+        assert list(store.scan(b"", DUES)) == [(b"\0\1a", b"2"), (b"\0\1c", b"1"), (b"\0\1y", b"2")]
+        assert store.get_many([b"\0\1b", b"\0\1x"]) == [None, None]
+
+    def test_of_several_tables_the_last_holds(self, store: Store) -> None:
+        """The tables of one `apply` are written in their order."""
+        first = _rows({b"\0\1a": b"1", b"\0\1b": b"1"})
+        second = _rows({b"\0\1a": None, b"\0\1b": b"2"})
+        store.apply([first, second, _rows({b"\0\1a": b"3"}), _rows({})], 1)
+        assert store.get_many([b"\0\1a", b"\0\1b"]) == [b"3", b"2"]
+
+    def test_epoch_without_rows_is_noted(self, store: Store) -> None:
+        """An epoch counts even if it wrote nothing."""
+        store.apply([], 0)
+        assert store.epoch == 0
+        store.apply([_rows({})], 7)
+        assert store.epoch == 7
+
+    def test_apply_that_fails_changes_nothing(self, store: Store) -> None:
+        """If the rows cannot all be read, none of them is written, nor the epoch."""
+        store.apply([_rows({b"\0\1a": b"1"}, event_due_ms=5)], 1)
+        with _raises(_BrokenOffError):
+            store.apply(_broken_off(_rows({b"\0\1a": None, b"\0\1b": b"2"})), 2)
+        assert store.epoch == 1
+        assert store.get_many([b"\0\1a", b"\0\1b"]) == [b"1", None]
+        assert due_rows(store, EVENT_DUE, 10) == [(5, b"\0\1a")]
+
+    def test_rows_that_come_late_change_nothing(self, store: Store) -> None:
+        """An epoch that the store has is not applied again, nor one before it."""
+        store.apply([_rows({b"\0\1a": b"old"})], 5)
+        store.apply([_rows({b"\0\1a": b"new"})], 6)
+        for late in (4, 5, 6, NO_EPOCH):
+            store.apply([_rows({b"\0\1a": b"late", b"\0\1b": b"late"})], late)
+            assert store.epoch == 6
+            assert store.get_many([b"\0\1a", b"\0\1b"]) == [b"new", None]
+
+    def test_store_is_filled_part_by_part(self, store: Store) -> None:
+        """While a store has no epoch, rows are added under none."""
+        for part in range(3):
+            store.apply([_rows({b"\0\1%d%d" % (part, i): b"%d" % i for i in range(5)})], NO_EPOCH)
+        assert store.epoch == NO_EPOCH
+        store.apply([], 9)
+        assert store.epoch == 9
+        assert len(list(store.scan(b"", DUES))) == 15
+
+    def test_due_rows_come_in_order_of_time(self, store: Store) -> None:
+        """A row is found by each of its due times, and only by those."""
+        keys = [b"\0\1a", b"\0\1b", b"\0\1c", b"\0\1d"]
+        store.apply([segment_table(keys, [b""] * 4, [30, None, 10, None], [None, 20, 10, None])], 1)
+        assert due_rows(store, EVENT_DUE, 100) == [(10, b"\0\1c"), (30, b"\0\1a")]
+        assert due_rows(store, EVENT_DUE, 30) == [(10, b"\0\1c"), (30, b"\0\1a")]
+        assert due_rows(store, EVENT_DUE, 29) == [(10, b"\0\1c")]
+        assert due_rows(store, EVENT_DUE, 9) == []
+        assert due_rows(store, CLOCK_DUE, 100) == [(10, b"\0\1c"), (20, b"\0\1b")]
+        assert [None if d is None else unpack_dues(d) for d in store.get_many([DUES + key for key in keys])] == [
+            (30, None), (None, 20), (10, 10), None,
+        ]  # fmt: skip
+
+    def test_rewritten_row_is_due_only_as_written_last(self, store: Store) -> None:
+        """Overwriting or deleting a row takes its old due times out of the indexes."""
+        keys = [b"\0\1a", b"\0\1b", b"\0\1c", b"\0\1d"]
+        store.apply([segment_table(keys, [b"1"] * 4, [10, 20, 30, 40], [1, 2, 3, 4])], 1)
+        store.apply([segment_table(keys, [b"2", None, b"2", b"2"], [11, None, None, 40], [None, None, None, 4])], 2)
+        assert due_rows(store, EVENT_DUE, 100) == [(11, b"\0\1a"), (40, b"\0\1d")]
+        assert due_rows(store, CLOCK_DUE, 100) == [(4, b"\0\1d")]
+        store.apply([segment_table(keys, [None] * 4)], 3)
+        assert list(store.scan(b"", b"\xff\xff")) == []
+
+    def test_longest_key_can_be_due(self, store: Store) -> None:
+        """The longest row key that there is has room in every index."""
+        key = b"\0\1" + b"k" * (MAX_ROW_KEY_BYTES - 2)
+        store.apply([segment_table([key], [b"v" * 100_000], [-5], [1 << 62])], 1)
+        assert store.get_many([key]) == [b"v" * 100_000]
+        assert due_rows(store, EVENT_DUE, 0) == [(0, key)]
+        assert due_rows(store, CLOCK_DUE, 1 << 62) == [(1 << 62, key)]
+
+    def test_store_is_what_a_dict_would_be(self, store: Store) -> None:
+        """Many epochs of random writes and deletions, small and large, leave what they leave in a dict."""
+        chance = random.Random(7)
+        expected: dict[bytes, tuple[bytes, int | None]] = {}
+        for epoch in range(30):
+            keys = [b"\0\1%04d" % chance.randrange(4000) for _ in range(chance.choice([0, 1, 10, 3000]))]
+            rows = {key: chance.choice([None, b"", b"v%d" % epoch]) for key in keys}
+            due = chance.choice([None, epoch * 10])
+            store.apply([_rows(rows, due)], epoch)
+            expected |= {key: (value, due) for key, value in rows.items() if value is not None}
+            expected = {key: row for key, row in expected.items() if rows.get(key, b"") is not None}
+            assert list(store.scan(b"", DUES)) == [(key, expected[key][0]) for key in sorted(expected)]
+            dues = sorted((due, key) for key, (_, due) in expected.items() if due is not None)
+            assert due_rows(store, EVENT_DUE, 1000) == dues
+
+
+class _BrokenOffError(Exception):
+    """What a test lets the reading of rows end with."""
+
+
+def _broken_off(rows: pa.Table) -> Iterator[pa.Table]:
+    yield rows
+    raise _BrokenOffError
+
+
+def _rows(rows: Mapping[bytes, bytes | None], event_due_ms: int | None = None) -> pa.Table:
+    values = [rows[key] for key in sorted(rows)]
+    return segment_table(sorted(rows), values, [None if value is None else event_due_ms for value in values])
 
 
 class _Unreachable(FaultyStorage):

@@ -1,0 +1,231 @@
+"""Stores keep their contract in memory and on disk; the one on disk grows, is shared, and fails as it says."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import lmdb
+import pytest
+
+from penstock.errors import StorageError
+from penstock.state import store as store_module
+from penstock.state.segments import segment_table
+from penstock.state.store import DUES, LmdbStore, MemoryStore, Store, pack_dues, unpack_dues
+from penstock.testing import StoreContract
+
+KIB, MIB = 1 << 10, 1 << 20
+ROW = b"\0\1" + b"000042"
+
+
+class TestMemoryStore(StoreContract):
+    @pytest.fixture
+    def store(self) -> Store:
+        return MemoryStore()
+
+
+class TestLmdbStore(StoreContract):
+    @pytest.fixture
+    def store(self, tmp_path: Path) -> Iterator[Store]:
+        store = LmdbStore(tmp_path / "made" / "when needed")
+        yield store
+        store.close()
+
+
+class TestLmdbStoreThatMustGrow(StoreContract):
+    @pytest.fixture
+    def store(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+        monkeypatch.setattr(store_module, "_FIRST_MAP_BYTES", 64 * KIB)
+        store = LmdbStore(tmp_path)
+        yield store
+        store.close()
+
+
+def filled(store: Store, epoch: int, rows: int = 5000) -> Store:
+    """Write rows of about 1 KiB that tell their epoch."""
+    keys = [b"\0\1%06d" % i for i in range(rows)]
+    store.apply([segment_table(keys, [b"%d" % epoch * 1000] * rows)], epoch)
+    return store
+
+
+@pytest.mark.parametrize("dues", [(None, None), (0, None), (None, 0), (5, 7), (1 << 62, 1)])
+def test_due_times_are_unpacked_as_packed(dues: tuple[int | None, int | None]) -> None:
+    assert unpack_dues(pack_dues(*dues)) == dues
+
+
+def test_lmdb_store_is_there_when_opened_again(tmp_path: Path) -> None:
+    filled(LmdbStore(tmp_path), 3).close()
+    store = LmdbStore(tmp_path)
+    assert store.epoch == 3
+    assert store.get_many([ROW]) == [b"3" * 1000]
+
+
+def test_lmdb_store_grows_beyond_its_first_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "_FIRST_MAP_BYTES", 64 * KIB)
+    store = LmdbStore(tmp_path)
+    for epoch in range(4):
+        filled(store, epoch)
+        assert store.epoch == epoch
+        assert len(list(store.scan(b"", DUES))) == 5000
+    assert (tmp_path / "data.mdb").stat().st_size > 100 * 64 * KIB
+
+
+def test_lmdb_store_has_a_largest_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "_FIRST_MAP_BYTES", 64 * KIB)
+    monkeypatch.setattr(store_module, "_MAX_MAP_BYTES", MIB)
+    store = LmdbStore(tmp_path)
+    store.apply([segment_table([b"\0\1a"], [b"1"])], 1)
+    with pytest.raises(StorageError, match="use more partitions"):
+        filled(store, 2)
+    assert (store.epoch, store.get_many([b"\0\1a"])) == (1, [b"1"])
+
+
+def test_shortened_lmdb_store_is_not_opened(tmp_path: Path) -> None:
+    filled(LmdbStore(tmp_path), 1).close()
+    whole = (tmp_path / "data.mdb").read_bytes()
+    for size in (len(whole) - 1, len(whole) // 2, 8192):
+        (tmp_path / "data.mdb").write_bytes(whole[:size])
+        with pytest.raises(lmdb.CorruptedError, match="is shorter than"):
+            LmdbStore(tmp_path)
+
+
+def test_readers_of_killed_processes_are_forgotten(tmp_path: Path) -> None:
+    """What a reader sees stays in the file: one that was killed would let it grow for ever."""
+    filled(LmdbStore(tmp_path), 1).close()
+    with Other(tmp_path, 64 * MIB) as other:
+        assert other.tell("rows = store.scan(b'', b'\\xfd'); next(rows)") == "done"
+        other.kill()
+    store = LmdbStore(tmp_path)
+    assert "no active readers" in store._env.readers()
+
+
+_OTHER = """
+import sys
+from pathlib import Path
+from penstock.errors import StorageError
+from penstock.state import store as store_module
+from penstock.state.segments import segment_table
+from penstock.state.store import LmdbStore
+store_module._FIRST_MAP_BYTES = int(sys.argv[2])
+ROW = bytes([0, 1]) + b"000042"
+def apply(epoch, rows):
+    keys = [bytes([0, 1]) + b"%06d" % i for i in range(rows)]
+    store.apply([segment_table(keys, [b"%d" % epoch * 1000] * rows)], epoch)
+def refused(epoch, rows):
+    try:
+        apply(epoch, rows)
+    except StorageError as error:
+        return "make room" in str(error)
+store = LmdbStore(Path(sys.argv[1]))
+for line in sys.stdin:
+    answer = "done"
+    exec(line)
+    print(answer, flush=True)
+"""
+
+
+class Other:
+    """Another process that has the same store open and does what it is told."""
+
+    def __init__(self, folder: Path, map_bytes: int) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _OTHER, str(folder), str(map_bytes)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def tell(self, line: str) -> str:
+        self._process.stdin.write(line + "\n")
+        self._process.stdin.flush()
+        return self._process.stdout.readline().strip()
+
+    def apply(self, epoch: int, rows: int = 5000) -> str:
+        return self.tell(f"apply({epoch}, {rows})")
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def __enter__(self) -> "Other":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+        self._process.communicate()
+
+
+def test_two_processes_share_a_store(tmp_path: Path) -> None:
+    store = filled(LmdbStore(tmp_path), 1)
+    with Other(tmp_path, store_module._FIRST_MAP_BYTES) as other:
+        assert other.tell("answer = store.epoch, len(list(store.scan(b'', b'\\xfd')))") == "(1, 5000)"
+        assert other.apply(2) == "done"
+        assert (store.epoch, store.get_many([ROW])) == (2, [b"2" * 1000])
+        filled(store, 3)
+        assert other.tell("answer = store.epoch, store.get_many([ROW])[0][:2]") == "(3, b'33')"
+
+
+def test_store_that_another_process_made_larger_is_read_and_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "_FIRST_MAP_BYTES", 256 * KIB)
+    store = filled(LmdbStore(tmp_path), 1, rows=10)
+    with Other(tmp_path, 256 * KIB) as other:
+        assert other.apply(2) == "done"
+        assert store.get_many([ROW]) == [b"2" * 1000]
+        assert other.apply(3, rows=20_000) == "done"
+        assert len(list(store.scan(b"", DUES))) == 20_000
+        assert other.apply(4, rows=60_000) == "done"
+        filled(store, 5)
+        assert other.tell("answer = store.epoch") == "5"
+
+
+def test_writer_that_was_killed_leaves_the_store_as_it_was(tmp_path: Path) -> None:
+    store = filled(LmdbStore(tmp_path), 1)
+    with Other(tmp_path, store_module._FIRST_MAP_BYTES) as other:
+        assert other.tell("txn = store._env.begin(write=True); txn.put(ROW, b'half')") == "done"
+        other.kill()
+    assert store.get_many([ROW]) == [b"1" * 1000]
+    filled(store, 2)
+    assert (store.epoch, store.get_many([ROW])) == (2, [b"2" * 1000])
+
+
+def test_store_that_may_not_grow_says_so_and_stays_as_it_was(tmp_path: Path) -> None:
+    with Other(tmp_path, 64 * MIB) as other:
+        assert other.apply(1, rows=100) == "done"
+        limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({0}, resource.RLIM_INFINITY))"
+        assert other.tell(limit.format(MIB)) == "done"
+        assert other.tell("answer = refused(2, 5000)") == "True"
+        assert other.tell("answer = store.epoch, len(list(store.scan(b'', b'\\xfd')))") == "(1, 100)"
+        assert other.tell(limit.format(64 * MIB)) == "done"
+        assert other.apply(2) == "done"
+        assert other.tell("answer = store.epoch, len(list(store.scan(b'', b'\\xfd')))") == "(2, 5000)"
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 2 MiB."""
+    if sys.platform != "linux" or os.geteuid() != 0:
+        pytest.skip("only root on Linux can mount a small disk")
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(tmp_path)], capture_output=True)
+    if mounted.returncode != 0:
+        pytest.skip("this system lets nobody mount")
+    try:
+        yield tmp_path
+    finally:
+        subprocess.run(["umount", "-l", str(tmp_path)], check=True)
+
+
+def test_full_disk_is_a_storage_error_and_the_store_stays_as_it_was(small_disk: Path) -> None:
+    store = filled(LmdbStore(small_disk / "store"), 1, rows=100)
+    filler = small_disk / "filler"
+    filler.write_bytes(b"x" * MIB)
+    for _ in range(2):
+        with pytest.raises(StorageError, match="make room"):
+            filled(store, 2, rows=900)
+        assert (store.epoch, len(list(store.scan(b"", DUES)))) == (1, 100)
+    filler.unlink()
+    filled(store, 2, rows=900)
+    assert (store.epoch, len(list(store.scan(b"", DUES)))) == (2, 900)
+    store.close()
