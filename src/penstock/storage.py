@@ -101,6 +101,15 @@ def open_storage(url: str | Path) -> Storage:
     )
 
 
+def memory_storage() -> Storage:
+    """A storage in this process's memory that nobody else has.
+
+    >>> memory_storage().list("")
+    []
+    """
+    return _ObjectStoreStorage(MemoryStore(), "memory://")
+
+
 def sub(storage: Storage, prefix: str) -> Storage:
     """A folder of another storage as a storage of its own: the same objects, by shorter names.
 

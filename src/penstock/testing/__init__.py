@@ -2,13 +2,16 @@
 
 from penstock.testing.clock import ManualClock, seeded_ids
 from penstock.testing.contracts import StorageContract, StoreContract
+from penstock.testing.driver import CRASH, TestDriver
 from penstock.testing.faults import Crash, FaultyStorage
 
 __all__ = [
+    "CRASH",
     "Crash",
     "FaultyStorage",
     "ManualClock",
     "StorageContract",
     "StoreContract",
+    "TestDriver",
     "seeded_ids",
 ]

@@ -1,0 +1,181 @@
+"""The application: its topics, its plan, and where its state lives."""
+
+import shutil
+import tempfile
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from penstock import names
+from penstock.clock import Clock, IdFactory, SystemClock, random_ids
+from penstock.epochs.coordinator import claim_run, newest_claim
+from penstock.errors import ConflictError, InvalidError
+from penstock.failures import ErrorPolicy, check_policy
+from penstock.plan import Plan, Source
+from penstock.process import is_running
+from penstock.runner import MAX_EVENTS_PER_EPOCH, Runner, Settings
+from penstock.state.codec import key_codec, value_codec
+from penstock.state.keys import KEY_GROUPS
+from penstock.state.replica import DiskShelf, MemoryShelf, Shelf
+from penstock.storage import Storage, open_storage, settle, sub
+from penstock.stream import Stream
+from penstock.topics import Topic, TopicLog
+
+DEFAULT_SNAPSHOTS = timedelta(seconds=10)
+DEFAULT_PARTITIONS = 4
+DEFAULT_RETAIN = 100
+STORES = ("lmdb", "memory")
+
+
+class Application:
+    """Topics, a plan, and where both events and state live.
+
+    `consumer_group` names the application; `broker_address` is where its topics live and `state_dir` where its state
+    does: a folder, `s3://`, `gs://`, `az://` or `memory://name`. `local_dir` is a folder for local replicas (a folder
+    for temporary files by default), `store` what they are (`"lmdb"` on disk, `"memory"`). `snapshots` is the interval
+    at which changes are compacted, `retain` the number of past epochs that can still be read, `partitions` the number
+    of pieces that the state is cut into. `on_error` is what happens to events that fail.
+
+    >>> from penstock import Application
+    >>> from penstock.testing import TestDriver
+    >>> app = Application("totals", state_dir="state")
+    >>> orders, totals = app.topic("orders"), app.topic("totals")
+    >>> def running_total(value, state):
+    ...     total = state.get("total", default=0) + value["amount"]
+    ...     state.set("total", total)
+    ...     return {**value, "total": total}
+    >>> app.dataframe(orders).apply(running_total, stateful=True).to_topic(totals)
+    >>> driver = TestDriver(app)
+    >>> driver.send("orders", {"amount": 3}, key="anna")
+    >>> driver.send("orders", {"amount": 4}, key="anna")
+    >>> driver.epoch()
+    >>> [event.value for event in driver.received("totals")]
+    [{'amount': 3, 'total': 3}, {'amount': 4, 'total': 7}]
+    """
+
+    def __init__(
+        self,
+        consumer_group: str,
+        broker_address: str | Path = "topics",
+        state_dir: str | Path = "state",
+        local_dir: str | Path | None = None,
+        snapshots: timedelta = DEFAULT_SNAPSHOTS,
+        on_error: ErrorPolicy = "fail",
+        partitions: int = DEFAULT_PARTITIONS,
+        retain: int = DEFAULT_RETAIN,
+        store: str = "lmdb",
+        max_events_per_epoch: int = MAX_EVENTS_PER_EPOCH,
+        clock: Clock | None = None,
+        ids: IdFactory | None = None,
+    ) -> None:
+        _check_name("consumer_group", consumer_group)
+        _check_number("partitions", partitions, 1, KEY_GROUPS)
+        _check_number("retain", retain, 1, 1_000_000)
+        _check_number("max_events_per_epoch", max_events_per_epoch, 1, 1_000_000_000)
+        if not isinstance(snapshots, timedelta) or snapshots <= timedelta(0):
+            raise InvalidError(f"snapshots is {snapshots!r}; it is an interval such as timedelta(seconds=10)")
+        if store not in STORES:
+            raise InvalidError(f"store is {store!r}; it is one of {', '.join(map(repr, STORES))}")
+        self.consumer_group = consumer_group
+        self.plan = Plan()
+        self.settings = Settings(partitions, snapshots, retain, check_policy(on_error), max_events_per_epoch)
+        self._clock = clock or SystemClock()
+        self._ids = ids or random_ids()
+        self._broker = open_storage(broker_address)
+        self._state = sub(open_storage(state_dir), consumer_group)
+        self._local_dir = Path(local_dir) if local_dir else Path(tempfile.gettempdir()) / "penstock"
+        self._store = store
+        self._topics: dict[str, Topic] = {}
+
+    @property
+    def topics(self) -> dict[str, Topic]:
+        """The topics opened so far, by name."""
+        return dict(self._topics)
+
+    def topic(self, name: str, key: Any = "str", value: Any = "json") -> Topic:
+        """A topic, with the codecs of its keys and values; it comes to be with the first event.
+
+        `key` is "str", "bytes", "int", "json" or "canonical" (any key comes back as it was); `value` is "json",
+        "msgpack", "bytes", "str" or a type (a dataclass, a `msgspec.Struct`, …) that is validated on reading.
+        """
+        _check_name("a topic's name", name)
+        keys, values = key_codec(key), value_codec(value)
+        known = self._topics.get(name)
+        if known is not None and (known.key.name, known.value.name) != (keys.name, values.name):
+            raise InvalidError(
+                f"topic {name!r} was opened with key={known.key.name!r} and value={known.value.name!r} before, now "
+                f"with key={keys.name!r} and value={values.name!r}; a topic has one codec for each"
+            )
+        if known is None:
+            known = Topic(name, keys, values, sub(self._broker, name), self._clock, self._ids)
+            self._topics[name] = known
+        return known
+
+    def dataframe(self, topic: Topic) -> Stream:
+        """The stream of a topic's events, from its first on."""
+        if not isinstance(topic, Topic):
+            raise InvalidError(f"dataframe() was given {topic!r}; it needs a topic: app.dataframe(app.topic(name))")
+        for step in self.plan.steps:
+            if isinstance(step.work, Source) and step.work.topic is topic:
+                return Stream(self.plan, step)
+        return Stream(self.plan, self.plan.add(None, f"from {topic.name}", Source(topic)))
+
+    def clear_state(self, force: bool = False) -> None:
+        """Delete the application's state, so that it starts again from the beginning of its topics.
+
+        Refused while the application runs. A run on another machine that died without a word cannot be told from one
+        that lives; `force=True` says that it is dead. If it is not, it stops at its next commit.
+        """
+        newest = newest_claim(self._state)
+        if newest is not None and not force and names.ended(newest.run) not in self._state.list(names.RUNS):
+            alive = is_running(newest.owner)
+            if alive is not False:
+                where = f"process {newest.owner.pid} on {newest.owner.host}"
+                hint = "stop it first" if alive else "if it is dead, call clear_state(force=True)"
+                raise ConflictError(
+                    f"application {self.consumer_group!r} is running ({where}, run {newest.run}); {hint}"
+                )
+        claim = claim_run(self._state, self._ids)
+        # The format goes first: should this be cut short, what is left is refused as damaged, and never misread.
+        self._state.delete([names.FORMAT])
+        self._state.delete([name for name in self._state.list("") if name != names.run(claim.run)])
+        settle(self._state, names.ended(claim.run), b"")
+        shutil.rmtree(self._local_dir / self.consumer_group, ignore_errors=True)
+
+    def runner(self) -> Runner:
+        """Start a run of this application in this process, without Spark: for learning, and for small things."""
+        return start(self, self.plan, self._state, self._shelf, self._open_log, self._clock, self._ids)
+
+    def _open_log(self, name: str) -> TopicLog:
+        return self._topics[name].log if name in self._topics else self.topic(name, key="bytes", value="bytes").log
+
+    def _shelf(self, history: str, run: int) -> Shelf:
+        if self._store == "memory":
+            return MemoryShelf()
+        return DiskShelf(self._local_dir / self.consumer_group / history, f"{run:020d}")
+
+
+def start(
+    app: Application,
+    plan: Plan,
+    storage: Storage,
+    shelf: Callable[[str, int], Shelf],
+    open_log: Callable[[str], TopicLog],
+    clock: Clock,
+    ids: IdFactory,
+) -> Runner:
+    """Start a run of an application's plan on a storage, with these replicas, topics, clock and ids."""
+    if not plan.steps:
+        raise InvalidError("the application has no steps; begin with app.dataframe(app.topic(name))")
+    return Runner(plan, app.settings, storage, shelf, open_log, clock, ids)
+
+
+def _check_name(what: str, name: Any) -> None:
+    if not isinstance(name, str) or not name or "/" in name or name.startswith(".") or not name.isprintable():
+        raise InvalidError(f"{what} is {name!r}; it is a text without '/' that does not begin with '.'")
+
+
+def _check_number(what: str, number: Any, low: int, high: int) -> None:
+    if number.__class__ is not int or not low <= number <= high:
+        raise InvalidError(f"{what} is {number!r}; it is a whole number from {low} to {high}")

@@ -1,0 +1,190 @@
+"""Failures of the user's code and data, and the policies for them.
+
+Invariants:
+- Under "fail" nothing of the epoch is committed.
+- Under any other policy the event that failed leaves nothing but a count and, if asked for, a dead letter with its
+  original bytes.
+"""
+
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from penstock.batches import NO_ROW, Batch
+from penstock.errors import InvalidError, LogicError
+from penstock.events import Headers
+
+DEAD_LETTER = "dead-letter:"
+MAX_SHOWN_CHARACTERS = 200
+_OWN_FOLDER = str(Path(__file__).parent)
+
+
+class DeadLetter(msgspec.Struct, frozen=True):
+    """The error policy that puts events aside: a topic receives their original bytes, with the error in the headers.
+
+    >>> from penstock import Application, DeadLetter
+    >>> from penstock.testing import TestDriver
+    >>> app = Application("shop", on_error=DeadLetter("broken"))
+    >>> app.dataframe(app.topic("orders")).apply(lambda value: value["amount"]).to_topic(app.topic("amounts"))
+    >>> driver = TestDriver(app)
+    >>> driver.send("orders", {"amuont": 3})
+    >>> driver.epoch()
+    >>> [letter] = driver.received("broken")
+    >>> letter.value, dict(letter.headers)["penstock.error"]
+    (b'{"amuont":3}', b"KeyError: 'amount'")
+    """
+
+    topic: str
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An event that failed, as an error callback gets it.
+
+    >>> from penstock import Application
+    >>> from penstock.testing import TestDriver
+    >>> def decide(failure):
+    ...     return "skip" if isinstance(failure.error, ZeroDivisionError) else "fail"
+    >>> app = Application("shop", on_error=decide)
+    >>> app.dataframe(app.topic("in")).apply(lambda value: 10 // value).to_topic(app.topic("out"))
+    >>> driver = TestDriver(app)
+    >>> for number in (5, 0, 2):
+    ...     driver.send("in", number)
+    >>> driver.epoch()
+    >>> [event.value for event in driver.received("out")], driver.counts.skipped
+    ([2, 5], 1)
+    """
+
+    step: str
+    function: str
+    key: Any
+    topic: str
+    offset: int
+    error: Exception
+
+
+Decision = Literal["fail", "skip"] | DeadLetter
+ErrorPolicy = Literal["fail", "skip"] | DeadLetter | Callable[[Failure], Decision]
+
+
+@dataclass(frozen=True, slots=True)
+class Original:
+    """An event as its topic holds it."""
+
+    key: bytes | None
+    value: bytes
+    timestamp_ms: int
+    headers: Headers
+    key_group: int
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """An event put aside, and the topic that it goes to."""
+
+    topic: str
+    original: Original
+    headers: Headers
+
+
+FindOriginal = Callable[[str, int], Original]
+
+
+@dataclass(slots=True)
+class Failures:
+    """The failures of one task: applies the policy, counts, keeps the dead letters."""
+
+    policy: ErrorPolicy
+    original: FindOriginal
+    skipped: int = 0
+    letters: list[Letter] = field(default_factory=list)
+
+    @property
+    def fatal(self) -> bool:
+        """Whether every failure ends the epoch, so that nobody needs to be able to undo anything."""
+        return self.policy == "fail"
+
+    def handle(self, step: str, fn: Any, error: Exception, key: Any, batch: Batch | None, place: int) -> None:
+        """Apply the policy to an event of a batch that failed (to a timer, if there is no batch)."""
+        topic, offset = _origin(batch, place)
+        self.decide(Failure(step, describe(fn), key, topic, offset, error))
+
+    def fail(self, step: str, fn: Any, error: Exception, key: Any, batch: Batch | None, place: int) -> None:
+        """Raise the LogicError of a failure that no policy can help with."""
+        topic, offset = _origin(batch, place)
+        raise LogicError(_message(Failure(step, describe(fn), key, topic, offset, error))) from error
+
+    def decide(self, failure: Failure) -> None:
+        """Apply the policy: raise LogicError, or count the event and return."""
+        decision = self.policy(failure) if callable(self.policy) else self.policy
+        if decision == "fail":
+            raise LogicError(_message(failure)) from failure.error
+        if decision == "skip":
+            self.skipped += 1
+            return
+        if not isinstance(decision, DeadLetter):
+            raise InvalidError(
+                f'the on_error callback returned {decision!r}; it decides "fail", "skip" or DeadLetter(topic)'
+            ) from failure.error
+        if failure.offset < 0:  # a timer: there is no event that could be put aside
+            raise LogicError(_message(failure)) from failure.error
+        original = self.original(failure.topic, failure.offset)
+        self.letters.append(Letter(decision.topic, original, (*original.headers, *_headers(failure))))
+
+
+def check_policy(policy: Any) -> ErrorPolicy:
+    """An error policy as given by the user, if it is one."""
+    if policy in ("fail", "skip") or isinstance(policy, DeadLetter) or callable(policy):
+        return policy  # type: ignore[no-any-return]
+    raise InvalidError(f'on_error is {policy!r}; it is "fail", "skip", DeadLetter(topic) or a function of a Failure')
+
+
+def describe(fn: Any) -> str:
+    """A function by its name, with file and line where it is defined.
+
+    >>> describe(len)
+    'len'
+    """
+    inner = getattr(fn, "__func__", fn)
+    name = getattr(inner, "__qualname__", None) or repr(fn)
+    code = getattr(inner, "__code__", None)
+    return name if code is None else f"{name} ({Path(code.co_filename).name}:{code.co_firstlineno})"
+
+
+def _origin(batch: Batch | None, place: int) -> tuple[str, int]:
+    return ("", NO_ROW) if batch is None else batch.origin.place(int(batch.rows[place]))
+
+
+def _error_line(error: BaseException) -> str:
+    return "".join(traceback.format_exception_only(error)).strip()
+
+
+def _headers(failure: Failure) -> Headers:
+    said = {
+        "error": _error_line(failure.error),
+        "step": failure.step,
+        "function": failure.function,
+        "topic": failure.topic,
+        "offset": str(failure.offset),
+    }
+    return tuple((f"penstock.{name}", text.encode()) for name, text in said.items())
+
+
+def _message(failure: Failure) -> str:
+    where = [f"step {failure.step!r}, function {failure.function}"]
+    if failure.key is not None:
+        where.append(f"key {failure.key!r:.{MAX_SHOWN_CHARACTERS}}")
+    if failure.offset >= 0:
+        where.append(f"topic {failure.topic!r}, offset {failure.offset}")
+    frames = traceback.extract_tb(failure.error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith(_OWN_FOLDER)]
+    trace = "".join(traceback.format_list(own))
+    return (
+        f"{', '.join(where)}: {_error_line(failure.error)}\n{trace}"
+        f'The epoch was not committed, so nothing is lost: mend the function and start again, or set on_error="skip", '
+        f"DeadLetter(topic) or a function of yours."
+    )

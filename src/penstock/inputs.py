@@ -1,0 +1,160 @@
+"""Inputs of a task: slices of topics, or rows of an exchange, with their keys in canonical form.
+
+Invariants:
+- The events of a source come in order of offset, those of an exchange in the order of their sources.
+- A key that cannot be read goes to the error policy; its event goes no further.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from penstock.batches import Batch, Ints, Origin
+from penstock.errors import InvalidError
+from penstock.events import Headers
+from penstock.exchange import in_source_order
+from penstock.failures import Failure, Failures, Original
+from penstock.plan import Step
+from penstock.state.codec import Codec, KeyCodec
+from penstock.state.keys import encode_key, encode_text_keys, key_groups
+from penstock.state.overlay import KeyColumn
+from penstock.topics import SCHEMA as TOPIC_SCHEMA
+from penstock.topics import Slice, Topic, TopicLog, read_headers
+
+EVENTS_PER_BATCH = 16 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """What enters a task at one step: columns, and where they were read."""
+
+    step: Step
+    keys: KeyColumn
+    values: pa.Array
+    times: Ints
+    headers: list[Headers] | None
+    origin: Origin
+    codec: Codec
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def batches(self, numbers: Ints, failures: Failures) -> Iterator[Batch]:
+        """The events in batches, decoded; `numbers` are the numbers of their keys."""
+        for start in range(0, len(self), EVENTS_PER_BATCH):
+            end = min(len(self), start + EVENTS_PER_BATCH)
+            raw = self.values.slice(start, end - start).to_numpy(zero_copy_only=False).tolist()
+            headers = None if self.headers is None else self.headers[start:end]
+            rows = np.arange(start, end)
+            batch = Batch(raw, numbers[start:end], self.times[start:end], rows, headers, self.origin)
+            yield _decoded(batch, self.codec, self.step.name, failures)
+
+
+def _decoded(batch: Batch, codec: Codec, step: str, failures: Failures) -> Batch:
+    try:
+        return batch.with_values(list(map(codec.decode, batch.values)))
+    except Exception:  # one of them: find out which, and let the policy decide
+        values, places = [], []
+        for place, raw in enumerate(batch.values):
+            try:
+                values.append(codec.decode(raw))
+            except Exception as error:
+                found = InvalidError(f"the value {raw[:80]!r} cannot be read as {codec.name}: {error}")
+                failures.decide(Failure(step, "decode", None, *batch.origin.place(int(batch.rows[place])), found))
+            else:
+                places.append(place)
+        return batch.take(values, places)
+
+
+def read_topic(step: Step, topic: Topic, slices: Sequence[Slice], groups: range, failures: Failures) -> Input:
+    """The events of some slices that belong to these key groups."""
+    parts = [topic.log.read(part, groups) for part in slices]
+    table = pa.concat_tables([rows for rows, _ in parts]) if parts else TOPIC_SCHEMA.empty_table()
+    offsets = np.concatenate([offsets for _, offsets in parts]) if parts else np.empty(0, np.int64)
+    raw = table.column("key").combine_chunks()
+    stored_groups = table.column("key_group").to_numpy()
+    keys, errors = _topic_keys(topic, raw, stored_groups)
+    if errors:
+        bad = np.isin(keys.rows, list(errors))
+        for row in np.flatnonzero(bad).tolist():
+            failures.decide(Failure(step.name, "decode", None, topic.name, int(offsets[row]), errors[keys.rows[row]]))
+        table = table.filter(pa.array(~bad))
+        offsets = offsets[~bad]
+        keys = keys._replace(rows=keys.rows[~bad])
+    return Input(
+        step,
+        keys,
+        table.column("value").combine_chunks(),
+        table.column("timestamp_ms").to_numpy(),
+        read_headers(table.column("headers")),
+        Origin({step.id: topic.name}, np.full(len(offsets), step.id, np.int64), offsets),
+        topic.value,
+    )
+
+
+def _topic_keys(
+    topic: Topic, raw: pa.Array, stored_groups: npt.NDArray[np.uint16]
+) -> tuple[KeyColumn, dict[int, Exception]]:
+    """The keys of a topic's rows, and for those of the distinct ones that cannot be read, why."""
+    encoded = raw.dictionary_encode()
+    distinct, count = encoded.dictionary, len(encoded.dictionary)
+    rows = encoded.indices.fill_null(count).to_numpy(zero_copy_only=False).astype(np.int64)
+    canonical, errors = _canonical(topic.key, distinct)
+    groups = key_groups(canonical.to_numpy(zero_copy_only=False).tolist())
+    stored = np.zeros(count + 1, np.uint16)
+    stored[rows] = stored_groups
+    foreign = [i for i in np.flatnonzero(stored[:count] != groups).tolist() if i not in errors]
+    if foreign:
+        raise InvalidError(
+            f"topic {topic.name!r}: the key {distinct[foreign[0]].as_py()!r} was not written with "
+            f"key={topic.key.name!r}; open the topic with the key codec that it was written with"
+        )
+    return KeyColumn(canonical, groups, rows), errors
+
+
+def _canonical(codec: KeyCodec, distinct: pa.Array) -> tuple[pa.Array, dict[int, Exception]]:
+    try:
+        if codec.name == "str":
+            return encode_text_keys(distinct), {}
+        return pa.array([encode_key(codec.decode(raw)) for raw in distinct.to_pylist()], pa.binary()), {}
+    except Exception:  # one of them: find out which
+        forms: list[bytes] = []
+        errors: dict[int, Exception] = {}
+        for i, raw in enumerate(distinct.to_pylist()):
+            try:
+                forms.append(encode_key(codec.decode(raw)))
+            except Exception as error:
+                errors[i] = InvalidError(f"the key {raw[:80]!r} cannot be read as {codec.name}: {error}")
+                forms.append(b"\xff" + i.to_bytes(4, "big"))  # a place holder, as no key begins so
+        return pa.array(forms, pa.binary()), errors
+
+
+def read_exchange(step: Step, table: pa.Table, codec: Codec, names: Mapping[int, str]) -> Input:
+    """The events that an earlier stage's step sent here; `names` are those of the sources."""
+    table = in_source_order(table)
+    encoded = table.column("key").combine_chunks().dictionary_encode()
+    rows = encoded.indices.fill_null(len(encoded.dictionary)).to_numpy(zero_copy_only=False).astype(np.int64)
+    groups = np.zeros(len(encoded.dictionary) + 1, np.uint16)
+    groups[rows] = table.column("key_group").to_numpy()
+    origin = Origin(names, table.column("source").to_numpy().astype(np.int64), table.column("offset").to_numpy())
+    return Input(
+        step,
+        KeyColumn(encoded.dictionary, groups[:-1], rows),
+        table.column("value").combine_chunks(),
+        table.column("timestamp_ms").to_numpy(),
+        read_headers(table.column("headers")),
+        origin,
+        codec,
+    )
+
+
+def find_original(log: TopicLog, offset: int) -> Original:
+    """An event as its topic holds it."""
+    segment = next(log.segments_from(offset))
+    table, _ = log.read(Slice(segment.first, offset, offset + 1))
+    row = {name: table.column(name)[0].as_py() for name in ("key", "value", "timestamp_ms", "key_group")}
+    headers = read_headers(table.column("headers"))
+    return Original(row["key"], row["value"], row["timestamp_ms"], headers[0] if headers else (), row["key_group"])

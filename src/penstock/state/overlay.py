@@ -1,0 +1,390 @@
+"""The overlay of an epoch: what a task has read and written of one step's state, over a store that is only read.
+
+Invariants:
+- Everything written in an epoch lies in the overlay and leaves it as one sorted delta.
+- Each row is read at most once per epoch and written at most once.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.errors import InvalidError
+from penstock.state.codec import Codec
+from penstock.state.keys import Key, decode_key, encode_key, key_group
+from penstock.state.segments import segment_table
+from penstock.state.store import DUES, MAX_ROW_KEY_BYTES, Store, unpack_dues
+
+VALUE = b""
+FEW_INSERTIONS = 64  # up to here, inserting into a sorted list is cheaper than sorting it
+SINGLE_READS = 16  # a name read for more keys than this is fetched for all keys of the task at once
+CEILING = b"\xff"
+
+
+class _Mark:
+    """A place in a column of cells that holds no value of the user's."""
+
+    __slots__ = ("_name",)
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __repr__(self) -> str:
+        return self._name
+
+
+UNREAD, ABSENT, FROZEN = _Mark("UNREAD"), _Mark("ABSENT"), _Mark("FROZEN")
+
+
+class KeyTable:
+    """The distinct keys of a task, numbered in the order of their rows, and possibly `None` as the first."""
+
+    def __init__(self, prefixes: list[bytes], groups: npt.NDArray[np.uint16], partition: range, nulls: bool) -> None:
+        self.prefixes = prefixes
+        self.groups = groups
+        self.partition = partition
+        self.nulls = nulls
+        self._keys: list[Key | None] | None = None
+        self._numbers: dict[bytes, int] | None = None
+        self.sorted = True
+
+    def __len__(self) -> int:
+        return len(self.prefixes)
+
+    @property
+    def keys(self) -> list[Any]:
+        """The keys themselves, by number."""
+        if self._keys is None:
+            self._keys = decode_prefixes(self.prefixes, self.nulls)
+        return self._keys
+
+    def number(self, key: Key) -> int:
+        """The number of a key, which gets one if it has none; the key must belong to the partition."""
+        if self._numbers is None:
+            self._numbers = {prefix: i for i, prefix in enumerate(self.prefixes)}
+        canonical = encode_key(key)
+        group = key_group(canonical)
+        prefix = group.to_bytes(2, "big") + canonical
+        found = self._numbers.get(prefix)
+        if found is not None:
+            return found
+        if group not in self.partition:
+            raise InvalidError(
+                f"key {key!r} belongs to another partition, so its state is not here; "
+                f"emit it under a key of this partition and give it its new key with key_by()"
+            )
+        self.keys.append(key)
+        self.prefixes.append(prefix)
+        self.groups = np.append(self.groups, np.uint16(group))
+        self.sorted = False
+        self._numbers[prefix] = len(self.prefixes) - 1
+        return self._numbers[prefix]
+
+
+def decode_prefixes(prefixes: Sequence[bytes], nulls: bool) -> list[Any]:
+    """The keys that row prefixes stand for."""
+    keys: list[Any] = [None] if nulls else []
+    rest = prefixes[1:] if nulls else prefixes
+    text = b"\x02"
+    if all(p[2:3] == text and p.find(b"\x01", 3) < 0 for p in rest):  # texts without escapes
+        keys.extend([p[3:-1].decode() for p in rest])
+    else:
+        keys.extend([decode_key(p[2:]) for p in rest])
+    return keys
+
+
+class KeyColumn(NamedTuple):
+    """The keys of some events: the distinct ones in canonical form with their groups, and which one each row has."""
+
+    distinct: pa.Array
+    groups: npt.NDArray[np.uint16]
+    rows: npt.NDArray[np.int64]
+    """Positions in `distinct`; its length stands for no key."""
+
+
+def number_keys(columns: Sequence[KeyColumn], partition: range) -> tuple[KeyTable, list[npt.NDArray[np.int64]]]:
+    """Number the distinct keys of several columns; gives the table and each row's number."""
+    distinct, groups, positions = _unified(columns)
+    nulls = any(bool((column.rows == len(column.distinct)).any()) for column in columns)
+    prefixes = _prefixed(distinct, groups)
+    order = pc.sort_indices(prefixes).to_numpy()
+    rank = np.empty(len(distinct), np.int64)
+    rank[order] = np.arange(len(distinct)) + nulls
+    sorted_prefixes = prefixes.take(pa.array(order)).to_numpy(zero_copy_only=False).tolist()
+    table = KeyTable(
+        [b"", *sorted_prefixes] if nulls else sorted_prefixes,
+        np.concatenate([np.zeros(int(nulls), np.uint16), groups[order]]),
+        partition,
+        nulls,
+    )
+    numbers = [np.append(rank[places], 0)[column.rows] for column, places in zip(columns, positions, strict=True)]
+    return table, numbers
+
+
+def _unified(
+    columns: Sequence[KeyColumn],
+) -> tuple[pa.Array, npt.NDArray[np.uint16], list[npt.NDArray[np.int64]]]:
+    """The distinct keys of all columns with their groups, and where those of each column are among them."""
+    if len(columns) == 1:
+        return columns[0].distinct, columns[0].groups, [np.arange(len(columns[0].distinct))]
+    everything = pa.chunked_array([column.distinct for column in columns], pa.binary()).combine_chunks()
+    encoded = everything.dictionary_encode()
+    places = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+    groups = np.zeros(len(encoded.dictionary), np.uint16)
+    groups[places] = np.concatenate([column.groups for column in columns] or [np.empty(0, np.uint16)])
+    bounds = np.cumsum([0, *(len(column.distinct) for column in columns)])
+    return encoded.dictionary, groups, [places[bounds[i] : bounds[i + 1]] for i in range(len(columns))]
+
+
+def _prefixed(canonical: pa.Array, groups: npt.NDArray[np.uint16]) -> pa.Array:
+    """Each canonical key behind the two bytes of its group."""
+    count = len(canonical)
+    if count == 0:
+        return pa.array([], pa.binary())
+    offsets = np.arange(0, 2 * count + 1, 2, dtype=np.int32)
+    two = pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(groups.astype(">u2"))])
+    return pc.binary_join_element_wise(two, canonical, pa.scalar(b"", pa.binary()))
+
+
+class Cells:
+    """One part of the state (a value, or one name) for each key of a task, as a column indexed by the key's number."""
+
+    __slots__ = (
+        "_loaded",
+        "_reads",
+        "_state",
+        "codec",
+        "dues",
+        "exact",
+        "frozen",
+        "live",
+        "part",
+        "stored",
+        "stored_dues",
+    )
+
+    def __init__(self, state: KeyedState, part: bytes, codec: Codec) -> None:
+        self._state = state
+        self.part = part
+        self.codec = codec
+        self.exact = codec.exact
+        self.live: list[Any] = []
+        self.frozen: list[bytes | None] = []
+        self.stored: list[bytes | None] = []
+        self.dues: dict[int, int] = {}
+        self.stored_dues: dict[int, int] = {}
+        self._loaded = 0
+        self._reads = 0
+        self.grow()
+
+    def grow(self) -> None:
+        """Make room for keys that got a number since."""
+        missing = len(self._state.table) - len(self.live)
+        if missing > 0:
+            self.live.extend([UNREAD] * missing)
+            self.frozen.extend([None] * missing)
+
+    def load(self) -> None:
+        """Fetch the stored rows of all keys that were not fetched yet, in one go."""
+        self.grow()
+        start, prefixes = self._loaded, self._state.table.prefixes
+        keys = [p + self.part for p in prefixes[start:]] if self.part or start else prefixes
+        self.stored[start:] = self._state.store.get_many(keys)
+        if self._state.timed:
+            self._note_dues(start, self._state.store.get_many([DUES + key for key in keys]))
+        self._loaded = len(prefixes)
+
+    def _note_dues(self, start: int, dues: list[bytes | None]) -> None:
+        for k, packed in enumerate(dues, start):
+            if packed is not None and (due := unpack_dues(packed)[0]) is not None and k not in self.stored_dues:
+                self.stored_dues[k] = due
+                if self.live[k] is UNREAD:
+                    self.dues[k] = due
+
+    def stored_at(self, k: int) -> bytes | None:
+        """The stored bytes of a key, fetched alone while few are asked for."""
+        if k < self._loaded:
+            return self.stored[k]
+        self._reads += 1
+        if self._reads > SINGLE_READS or k >= len(self.live):
+            self.load()
+            return self.stored[k]
+        self.stored.extend([None] * (k + 1 - len(self.stored)))
+        row = self._state.table.prefixes[k] + self.part
+        self.stored[k] = self._state.store.get_many([row])[0]
+        if self._state.timed:
+            self._note_dues(k, self._state.store.get_many([DUES + row]))
+        return self.stored[k]
+
+    def read(self, k: int) -> Any:
+        """The value of a key, a copy of its own unless it cannot change; or ABSENT."""
+        value = self.live[k]
+        if value is FROZEN:
+            return self.codec.decode(self.frozen[k])  # type: ignore[arg-type]
+        if value is not UNREAD:
+            return value
+        data = self.stored_at(k)
+        if data is None:
+            self.live[k] = ABSENT
+            return ABSENT
+        try:
+            value = self.codec.decode(data)
+        except Exception as error:
+            raise InvalidError(
+                f"the stored state {data[:80]!r} of key {self._state.table.keys[k]!r} in step {self._state.step!r} "
+                f"cannot be read as {self.codec.name} ({error}); read it as it was written, or start again with clear_state()"
+            ) from error
+        if value.__class__ in self.exact:
+            self.live[k] = value
+        else:
+            self.frozen[k], self.live[k] = data, FROZEN
+        return value
+
+    def write(self, k: int, value: Any) -> None:
+        """Set the value of a key: a value that can change is encoded at once, so later changes to it are not seen."""
+        if value.__class__ in self.exact:
+            self.live[k] = value
+            return
+        self.frozen[k] = self.codec.checked_encode(value)
+        self.live[k] = FROZEN
+
+    def changes(self) -> Iterator[tuple[int, bytes | None]]:
+        """The number and the new bytes (None: deleted) of each key whose row is not what is stored."""
+        encode, checked, frozen, live = self.codec.encode, self.codec.checked_encode, self.frozen, self.live
+        for k, value in enumerate(live):
+            if value is UNREAD:
+                continue
+            if value is FROZEN:
+                data = frozen[k]
+            elif value is ABSENT:
+                data = None
+            else:  # of the exact values, only a float can be one that the codec cannot hold
+                data = checked(value) if value.__class__ is float else encode(value)
+            if data != self.stored_at(k) or self.dues.get(k) != self.stored_dues.get(k):
+                yield k, data
+
+
+RowWrite = tuple[bytes | None, int | None, int | None]
+
+
+class KeyedState:
+    """The state of one step in one partition during an epoch: an overlay over the store as of the epoch before."""
+
+    def __init__(self, step: str, store: Store, table: KeyTable, codec: Codec) -> None:
+        self.step = step
+        self.store = store
+        self.table = table
+        self.codec = codec
+        self.timed = next(iter(store.scan(DUES, CEILING)), None) is not None
+        self.journal: list[Callable[[], None]] | None = None
+        self._cells: dict[bytes, Cells] = {}
+        self.written_dues: set[bytes] = set()
+        self._rows: dict[bytes, RowWrite] = {}
+        self._sorted: list[bytes] = []
+        self._unsorted: list[bytes] = []
+
+    def cells(self, part: bytes) -> Cells:
+        """The column of one part of the state."""
+        found = self._cells.get(part)
+        if found is None:
+            found = self._cells[part] = Cells(self, part, self.codec)
+        return found
+
+    def get_row(self, key: bytes) -> bytes | None:
+        """The bytes of a row that is no cell (an element of a collection, a timer)."""
+        if key in self._rows:
+            return self._rows[key][0]
+        return self.store.get_many([key])[0]
+
+    def put_row(self, key: bytes, data: bytes | None, event_ms: int | None = None, clock_ms: int | None = None) -> None:
+        """Write a row that is no cell; None deletes it."""
+        if len(key) > MAX_ROW_KEY_BYTES:
+            raise InvalidError(
+                f"step {self.step!r}: a key with the name or map key beneath it takes {len(key)} bytes, "
+                f"at most {MAX_ROW_KEY_BYTES} are possible; use shorter ones"
+            )
+        old = self._rows.get(key)
+        if self.journal is not None:
+            self.journal.append(lambda: self._undo(key, old))
+        if old is None:
+            self._unsorted.append(key)
+        if event_ms is not None or clock_ms is not None:
+            self.written_dues.add(key)
+        self._rows[key] = (data, event_ms, clock_ms)
+
+    def _undo(self, key: bytes, old: RowWrite | None) -> None:
+        if old is not None:
+            self._rows[key] = old
+            return
+        del self._rows[key]
+        keys = self._ordered()
+        del keys[bisect_left(keys, key)]
+
+    def _ordered(self) -> list[bytes]:
+        """The keys of the rows written in this epoch, in order."""
+        if len(self._unsorted) < FEW_INSERTIONS:
+            for key in self._unsorted:
+                insort(self._sorted, key)
+        else:
+            self._sorted = sorted(self._sorted + self._unsorted)
+        self._unsorted = []
+        return self._sorted
+
+    def scan_rows(self, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """The rows with start <= key < end in order, with what was written in this epoch."""
+        keys = self._ordered()
+        written = keys[bisect_left(keys, start) : bisect_left(keys, end)]
+        at = 0
+        for key, data in self.store.scan(start, end):
+            while at < len(written) and written[at] < key:
+                yield from self._live_row(written[at])
+                at += 1
+            if at < len(written) and written[at] == key:
+                yield from self._live_row(key)
+                at += 1
+            elif key not in self._rows:
+                yield key, data
+        for key in written[at:]:
+            yield from self._live_row(key)
+
+    def _live_row(self, key: bytes) -> Iterator[tuple[bytes, bytes]]:
+        data = self._rows[key][0] if key in self._rows else self.store.get_many([key])[0]
+        if data is not None:
+            yield key, data
+
+    def rollback(self) -> None:
+        """Undo what was done since the journal was begun, and begin it anew."""
+        assert self.journal is not None, "only what is journalled can be undone"
+        for undo in reversed(self.journal):
+            undo()
+        self.journal = []
+
+    def delta(self) -> pa.Table | None:
+        """Everything this epoch changed, sorted by key; None if that is nothing."""
+        keys: list[bytes] = []
+        values: list[bytes | None] = []
+        dues: dict[bytes, int] = {}
+        prefixes = self.table.prefixes
+        for cells in self._cells.values():
+            part = cells.part
+            for k, data in cells.changes():
+                keys.append(key := prefixes[k] + part)
+                values.append(data)
+                if k in cells.dues and data is not None:
+                    dues[key] = cells.dues[k]
+        if not keys and not self._rows:
+            return None
+        if not self._rows and not dues and len(self._cells) == 1 and self.table.sorted:
+            return segment_table(keys, values)
+        rows: dict[bytes, RowWrite] = {k: (v, dues.get(k), None) for k, v in zip(keys, values, strict=True)}
+        rows.update(self._rows)
+        ordered = sorted(rows)
+        data_column, event_ms, clock_ms = zip(*(rows[key] for key in ordered), strict=True)
+        return segment_table(ordered, data_column, event_ms, clock_ms)

@@ -1,0 +1,331 @@
+"""One stage of one partition in one epoch: from its inputs to a control row.
+
+Invariants:
+- A task reads committed state only, and writes under names of its own attempt only: it can die, or run twice.
+- Nothing it returns or writes counts before the epoch's record is created.
+"""
+
+import gc
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from penstock import names
+from penstock.batches import Batch, copied, joined
+from penstock.clock import IdFactory
+from penstock.epochs.compaction import compact
+from penstock.epochs.coordinator import Assignment
+from penstock.epochs.records import Compacted, ControlRow, Counts, OutboxRef
+from penstock.errors import InvalidError
+from penstock.exchange import Outgoing
+from penstock.failures import DEAD_LETTER, ErrorPolicy, Failures, Original
+from penstock.inputs import Input, find_original, read_exchange, read_topic
+from penstock.logic import StatefulOpOperator
+from penstock.operators import CallOperator, Operator, Scope, StatefulMapOperator
+from penstock.outputs import SinkOutput, encode_batch, letters_table
+from penstock.plan import Call, Concat, Rekey, Source, Stage, StatefulMap, StatefulOp, Step
+from penstock.sinks import outbox_origin
+from penstock.state.codec import Codec, value_codec
+from penstock.state.keys import encode_key, group_range, key_groups
+from penstock.state.overlay import KeyedState, KeyTable, number_keys
+from penstock.state.replica import Replicas
+from penstock.state.segments import SegmentRef, write_segment
+from penstock.storage import Storage, settle
+from penstock.topics import Slice, topic_segment
+
+CROSSING = value_codec("msgpack")
+"""How values go on to a later stage where nobody said otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What every task of an application knows."""
+
+    history: str
+    steps: tuple[Step, ...]
+    stages: tuple[Stage, ...]
+    partitions: int
+    on_error: ErrorPolicy
+
+    def sources(self) -> dict[int, str]:
+        """The topic of each source step."""
+        return {step.id: step.work.topic.name for step in self.steps if isinstance(step.work, Source)}
+
+
+@dataclass(frozen=True, slots=True)
+class TaskInput:
+    """What one task is given: slices of topics by source step, and the rows that earlier stages sent to it."""
+
+    stage: int
+    partition: int
+    slices: Mapping[int, tuple[Slice, ...]]
+    rows: pa.Table | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TaskResult:
+    """What a task gives back: its control row, and what it sends on to later stages."""
+
+    control: ControlRow
+    outgoing: pa.Table
+
+
+def run_task(
+    program: Program, assignment: Assignment, given: TaskInput, storage: Storage, replicas: Replicas, ids: IdFactory
+) -> TaskResult:
+    """Run one stage of one partition in one epoch."""
+    with _no_collector():
+        return _Task(program, assignment, given, storage, replicas, ids).run()
+
+
+@contextmanager
+def _no_collector() -> Iterator[None]:
+    """Without Python's cycle collector, which would walk through a million live events again and again."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+class _Task:
+    def __init__(
+        self,
+        program: Program,
+        assignment: Assignment,
+        given: TaskInput,
+        storage: Storage,
+        replicas: Replicas,
+        ids: IdFactory,
+    ) -> None:
+        self._program = program
+        self._assignment = assignment
+        self._given = given
+        self._storage = storage
+        self._replicas = replicas
+        self._ids = ids
+        self._stage = program.stages[given.stage]
+        self._groups = group_range(given.partition, program.partitions)
+        self._failures = Failures(program.on_error, self._original)
+        self._outgoing = Outgoing(given.partition)
+        self._keyed: dict[str, KeyedState] = {}
+
+    def run(self) -> TaskResult:
+        """Read, run the steps, write; return what was written."""
+        inputs = [self._read(step) for step in self._stage.entries]
+        table, numbers = number_keys([one.keys for one in inputs], self._groups)
+        flow = self._flow(table)
+        for one, own_numbers in zip(inputs, numbers, strict=True):
+            for batch in one.batches(own_numbers, self._failures):
+                flow.feed({one.step.id: batch})
+        flow.finish()
+        return TaskResult(self._control(inputs, flow), self._outgoing.table())
+
+    def _read(self, entry: int) -> Input:
+        step = self._program.steps[entry]
+        if isinstance(step.work, Source):
+            slices = self._given.slices.get(entry, ())
+            return read_topic(step, step.work.topic, slices, self._groups, self._failures)
+        assert self._given.rows is not None, "a stage behind the first gets rows"
+        mine = self._given.rows.filter(pa.array(self._given.rows.column("step").to_numpy() == entry))
+        return read_exchange(step, mine, _codec_behind(step), self._program.sources())
+
+    def _flow(self, table: KeyTable) -> "_Flow":
+        assignment = self._assignment
+        scope = Scope(
+            assignment.epoch,
+            table,
+            self._failures,
+            assignment.clock_ms,
+            assignment.view.clock_ms,
+            assignment.watermark_ms,
+        )
+        for step in self._stage.steps:
+            if step.state is not None:
+                store = self._replicas.at(
+                    step.name,
+                    self._given.partition,
+                    assignment.view.epoch,
+                    assignment.view.of(step.name, self._given.partition),
+                    assignment.oldest_epoch,
+                )
+                self._keyed[step.name] = KeyedState(step.name, store, table, step.state)
+        return _Flow(self._program, self._stage, scope, self._keyed, self._outgoing)
+
+    def _control(self, inputs: list[Input], flow: "_Flow") -> ControlRow:
+        outbox = [*self._write_outputs(flow), *self._write_letters()]
+        sources = [one for one in inputs if isinstance(one.step.work, Source) and len(one)]
+        return ControlRow(
+            stage=self._given.stage,
+            partition=self._given.partition,
+            deltas=dict(self._write_deltas()),
+            compacted=dict(self._compact()),
+            outbox=tuple(outbox),
+            highest_ms={one.step.name: int(one.times.max()) for one in sources},
+            counts=Counts(
+                read=sum(len(one) for one in sources),
+                written=sum(ref.rows for ref in outbox) - len(self._failures.letters),
+                skipped=self._failures.skipped,
+                dead=len(self._failures.letters),
+            ),
+        )
+
+    def _write_deltas(self) -> Iterator[tuple[str, SegmentRef]]:
+        epoch = self._assignment.epoch
+        for step, keyed in self._keyed.items():
+            try:
+                delta = keyed.delta()
+            except InvalidError as error:
+                raise InvalidError(f"step {step!r}: {error}") from error
+            if delta is not None:
+                name = names.segment(step, self._given.partition, epoch, self._ids())
+                yield step, write_segment(self._storage, name, [delta], range(epoch, epoch + 1), snapshot=False)
+
+    def _compact(self) -> Iterator[tuple[str, Compacted]]:
+        partition, assignment = self._given.partition, self._assignment
+        for step in self._keyed:
+            run = assignment.compact.get(step, {}).get(partition)
+            if run:
+                oldest = run[0] == assignment.view.of(step, partition)[0]
+                name = names.segment(step, partition, assignment.epoch, self._ids())
+                yield step, compact(self._storage, name, run, oldest, assignment.oldest_epoch)
+
+    def _write_outputs(self, flow: "_Flow") -> Iterator[OutboxRef]:
+        for output in flow.outputs.values():
+            table = output.table()
+            if table is not None:
+                yield self._write_outbox(output.step.name, table)
+
+    def _write_letters(self) -> Iterator[OutboxRef]:
+        letters = self._failures.letters
+        for topic in sorted({letter.topic for letter in letters}):
+            yield self._write_outbox(DEAD_LETTER + topic, letters_table([one for one in letters if one.topic == topic]))
+
+    def _write_outbox(self, sink: str, table: pa.Table) -> OutboxRef:
+        stage, partition, epoch = self._given.stage, self._given.partition, self._assignment.epoch
+        origin = outbox_origin(self._program.history, sink, epoch, stage, partition)
+        data, checksum = topic_segment(table, origin)
+        name = names.outbox(sink, partition, epoch, self._ids())
+        stands = settle(self._storage, name, data)
+        assert stands == data, f"the name {name} was given to two attempts"
+        return OutboxRef(sink, stage, partition, name, table.num_rows, len(data), checksum)
+
+    def _original(self, topic: str, offset: int) -> Original:
+        works = (step.work for step in self._program.steps)
+        log = next(work.topic.log for work in works if isinstance(work, Source) and work.topic.name == topic)
+        return find_original(log, offset)
+
+
+def _codec_behind(step: Step) -> Codec:
+    return step.work.value if isinstance(step.work, Rekey) else CROSSING
+
+
+class _Flow:
+    """The steps of a stage, wired: batches go in, and come out at sinks and exits."""
+
+    def __init__(
+        self, program: Program, stage: Stage, scope: Scope, keyed: Mapping[str, KeyedState], outgoing: Outgoing
+    ) -> None:
+        self._scope = scope
+        self._steps = [step for step in stage.steps if not isinstance(step.work, Source)]
+        self._exits = {step for step in stage.exits if not isinstance(program.steps[step].work, Rekey)}
+        self._program = program
+        self._outgoing = outgoing
+        self._operators: dict[int, Operator] = {}
+        self.outputs: dict[int, SinkOutput] = {}
+        for step in self._steps:
+            if step.is_sink:
+                self.outputs[step.id] = SinkOutput(step, scope.table, scope.failures)
+            elif not isinstance(step.work, Rekey | Concat):
+                self._operators[step.id] = _operator(step, scope, keyed.get(step.name))
+        last = {source: step.id for step in self._steps for source in step.inputs}
+        self._copied = {
+            (source, step.id)
+            for step in self._steps
+            for source in step.inputs
+            if last[source] != step.id and not step.is_sink
+        }
+
+    def feed(self, batches: dict[int, Batch]) -> None:
+        """Run batches of one origin, each the output of an entry step, through the steps behind."""
+        for entry in batches:
+            self._leave(entry, batches[entry])
+        for step in self._steps:
+            found = self._gather(step, batches)
+            if found is not None:
+                self._run(step, found, batches)
+
+    def finish(self) -> None:
+        """Let each step send what it has at the end of the epoch, and the steps behind it work on that."""
+        batches: dict[int, Batch] = {}
+        for step in self._steps:
+            found = self._gather(step, batches)
+            if found is not None:
+                self._run(step, found, batches)
+            operator = self._operators.get(step.id)
+            last = None if operator is None else operator.finish()
+            if last is not None:
+                self._leave(step.id, last)
+                batches[step.id] = joined([batches[step.id], last]) if step.id in batches else last
+
+    def _gather(self, step: Step, batches: dict[int, Batch]) -> Batch | None:
+        found = []
+        for source in step.inputs:
+            batch = batches.get(source)
+            if batch is None or not len(batch):
+                continue
+            copies = (source, step.id) in self._copied
+            found.append(batch.with_values([copied(value) for value in batch.values]) if copies else batch)
+        return joined(found) if found else None
+
+    def _run(self, step: Step, batch: Batch, batches: dict[int, Batch]) -> None:
+        if step.is_sink:
+            self.outputs[step.id].add(batch)
+        elif isinstance(step.work, Rekey):
+            self._rekey(step, step.work, batch)
+        else:
+            operator = self._operators.get(step.id)
+            batches[step.id] = out = batch if operator is None else operator.process(batch)
+            self._leave(step.id, out)
+
+    def _leave(self, step: int, batch: Batch) -> None:
+        """Send a step's outputs to the later stages that need them, before a step of this stage can change them."""
+        if step not in self._exits or not len(batch):
+            return
+        batch, values = encode_batch(self._program.steps[step], batch, CROSSING, self._scope.failures)
+        table = self._scope.table
+        keys = [table.prefixes[k][2:] or None for k in batch.keys.tolist()]
+        self._outgoing.add(step, batch, keys, table.groups[batch.keys], values)
+
+    def _rekey(self, step: Step, work: Rekey, batch: Batch) -> None:
+        forms: list[bytes] = []
+        places: list[int] = []
+        for place, value in enumerate(batch.values):
+            try:
+                forms.append(encode_key(work.fn(value)))
+                places.append(place)
+            except Exception as error:
+                old = self._scope.table.keys[batch.keys[place]]
+                self._scope.failures.handle(step.name, work.fn, error, old, batch, place)
+        if len(places) < len(batch):
+            batch = batch.take([batch.values[i] for i in places], places)
+        numbered = Batch(batch.values, np.arange(len(forms)), batch.times, batch.rows, batch.headers, batch.origin)
+        sent, values = encode_batch(step, numbered, work.value, self._scope.failures)
+        keys = [forms[i] for i in sent.keys.tolist()]
+        self._outgoing.add(step.id, sent, keys, key_groups(keys), values)
+
+
+def _operator(step: Step, scope: Scope, keyed: KeyedState | None) -> Operator:
+    work = step.work
+    if isinstance(work, Call):
+        return CallOperator(step, work, scope, keyed)
+    assert keyed is not None, "a stateful step has state"
+    if isinstance(work, StatefulMap):
+        return StatefulMapOperator(step, work, scope, keyed)
+    assert isinstance(work, StatefulOp)
+    return StatefulOpOperator(step, work, scope, keyed)

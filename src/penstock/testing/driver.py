@@ -1,0 +1,207 @@
+"""The test driver: an application in this process, on memory, under a clock that the test moves."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from datetime import timedelta
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from penstock.application import Application, start
+from penstock.epochs.records import Counts, View
+from penstock.errors import InvalidError
+from penstock.events import Event, Headers
+from penstock.plan import Call, Step
+from penstock.runner import Runner
+from penstock.state.codec import Codec, key_codec, value_codec
+from penstock.state.query import StepState
+from penstock.state.replica import DiskShelf, MemoryShelf, Replicas, Shelf
+from penstock.storage import Storage, memory_storage, sub
+from penstock.testing.clock import ManualClock, seeded_ids
+from penstock.testing.faults import Crash
+from penstock.topics import Topic, TopicLog
+
+CRASH = object()
+"""A mark among the items of `TestDriver.send_all`: the run dies when it reads the item behind the mark, once."""
+
+_MARK = b"\x00crash:"
+
+
+class TestDriver:
+    """Runs an application in this process, with the task code that runs on Spark, and without touching its folders.
+
+    Events and state live in memory unless you give storages; time stands still until `advance_time`. `crash()` lets
+    the run die as SIGKILL would, `restart()` starts the next one on what is durable.
+
+    >>> from penstock import Application
+    >>> from penstock.testing import TestDriver
+    >>> app = Application("sums")
+    >>> numbers = app.dataframe(app.topic("numbers"))
+    >>> numbers.stateful_map("sum", lambda key, n, total: (total + n, total + n), default=0).to_topic(app.topic("sums"))
+    >>> driver = TestDriver(app)
+    >>> driver.send("numbers", 1, key="a")
+    >>> driver.send("numbers", 2, key="a")
+    >>> driver.epoch()
+    >>> driver.crash()
+    >>> driver.restart()
+    >>> driver.send("numbers", 3, key="a")
+    >>> driver.epoch()
+    >>> [event.value for event in driver.received("sums")], driver.state("sum")["a"]
+    ([1, 3, 6], 6)
+    """
+
+    __test__ = False  # pytest would take the name for that of a test class
+
+    def __init__(
+        self,
+        app: Application,
+        *,
+        storage: Storage | None = None,
+        topics: Storage | None = None,
+        local_dir: str | Path | None = None,
+        clock: ManualClock | None = None,
+        seed: int = 0,
+    ) -> None:
+        self._app = app
+        self._storage = memory_storage() if storage is None else storage
+        self._topic_storage = memory_storage() if topics is None else topics
+        self._local_dir = None if local_dir is None else Path(local_dir)
+        self.clock = clock or ManualClock()
+        self._ids = seeded_ids(seed)
+        self._topics: dict[str, Topic] = {}
+        self._fired: set[bytes] = set()
+        self._marks = count()
+        self._runner: Runner | None = None
+        self.restart()
+
+    def send(
+        self,
+        topic: str | Topic,
+        value: Any,
+        key: Any = None,
+        timestamp_ms: int | None = None,
+        headers: Headers = (),
+    ) -> None:
+        """Append one event to a topic; without a timestamp it gets the time of the driver's clock."""
+        with self._topic(topic).producer() as send:
+            send(value, key=key, timestamp_ms=timestamp_ms, headers=headers)
+
+    def send_all(self, topic: str | Topic, values: Iterable[Any], key: Callable[[Any], Any] | Any = None) -> None:
+        """Append many events; `key` is one key or a function of the value. `CRASH` among them marks a place to die."""
+        marked = False
+        for value in values:
+            if value is CRASH:
+                marked = True
+                continue
+            own = key(value) if callable(key) else key
+            if marked:
+                self._send_marked(self._topic(topic), value, own)
+            else:
+                self.send(topic, value, own)
+            marked = False
+
+    def epoch(self) -> None:
+        """Run one epoch with what is new, commit and publish it. Raises what stops a run; a Crash needs `restart()`."""
+        runner = self._running()
+        try:
+            runner.epoch()
+        except Crash:
+            self._runner = None
+            raise
+
+    def received(self, topic: str | Topic) -> list[Event]:
+        """All events of a topic so far."""
+        return list(self._topic(topic).read())
+
+    def state(self, step: str) -> StepState:
+        """The committed state of a step: a mapping from key to state (for `State`, to a dict of its names)."""
+        found = next((s for s in self._app.plan.steps if s.name == step and s.state is not None), None)
+        if found is None:
+            known = ", ".join(sorted(self._app.plan.stateful_steps())) or "none"
+            raise InvalidError(f"there is no stateful step {step!r}; there are: {known}")
+        return self._read_state(found, self._running().coordinator.view)
+
+    @property
+    def counts(self) -> Counts:
+        """How many events were read, written, skipped and put aside in all committed epochs."""
+        return self._running().coordinator.view.counts
+
+    @property
+    def view(self) -> View:
+        """The application as of the last committed epoch."""
+        return self._running().coordinator.view
+
+    def advance_time(self, delta: timedelta | int) -> None:
+        """Move the clock by so much (an int: milliseconds)."""
+        self.clock.advance(delta)
+
+    def crash(self) -> None:
+        """Let the run die: what is not durable is gone."""
+        self._runner = None
+
+    def restart(self, storage: Storage | None = None, topics: Storage | None = None) -> None:
+        """Start the next run on what is durable, possibly on other storages; a run under way ends properly first."""
+        if self._runner is not None:
+            self.close()
+        self._storage = storage or self._storage
+        if topics is not None:
+            self._topic_storage = topics
+        self._topics.clear()
+        plan = self._app.plan.with_topics(lambda topic: self._topic(topic))
+        self._runner = start(self._app, plan, self._storage, self._shelf, self._open_log, self.clock, self._ids)
+
+    def close(self) -> None:
+        """End the run properly."""
+        self._running().close()
+        self._runner = None
+
+    def _running(self) -> Runner:
+        if self._runner is None:
+            raise InvalidError("the run of this driver has crashed or was closed; call restart()")
+        return self._runner
+
+    def _topic(self, topic: str | Topic) -> Topic:
+        name = topic if isinstance(topic, str) else topic.name
+        if name not in self._topics:
+            known = self._app.topics.get(name)
+            key, value = (key_codec("bytes"), value_codec("bytes")) if known is None else (known.key, known.value)
+            storage = sub(self._topic_storage, name)
+            self._topics[name] = Topic(name, key, self._dying(value), storage, self.clock, self._ids)
+        return self._topics[name]
+
+    def _open_log(self, name: str) -> TopicLog:
+        return self._topic(name).log
+
+    def _shelf(self, history: str, run: int) -> Shelf:
+        if self._local_dir is None:
+            return MemoryShelf()
+        return DiskShelf(self._local_dir / self._app.consumer_group / history, f"{run:020d}")
+
+    def _read_state(self, step: Step, view: View) -> StepState:
+        replicas = Replicas(self._storage, MemoryShelf())
+        parts = range(self._app.settings.partitions)
+        stores = [replicas.at(step.name, part, view.epoch, view.of(step.name, part)) for part in parts]
+        assert step.state is not None
+        return StepState(stores, step.state, isinstance(step.work, Call))
+
+    def _send_marked(self, topic: Topic, value: Any, key: Any) -> None:
+        mark = _MARK + b"%d\x00" % next(self._marks)
+        raw = Topic(
+            topic.name, topic.key, value_codec("bytes"), sub(self._topic_storage, topic.name), self.clock, self._ids
+        )
+        with raw.producer() as send:
+            send(mark + topic.value.encode(value), key=key)
+
+    def _dying(self, codec: Codec) -> Codec:
+        """The codec, but reading a marked value kills the run the first time."""
+
+        def decode(data: bytes) -> Any:
+            if not data.startswith(_MARK):
+                return codec.decode(data)
+            end = data.index(b"\x00", 1) + 1
+            if data[:end] not in self._fired:
+                self._fired.add(data[:end])
+                raise Crash(f"the crash mark before {data[end:]!r}")
+            return codec.decode(data[end:])
+
+        return replace(codec, decode=decode, spec=None)

@@ -1,0 +1,277 @@
+"""The log of an embedded topic: an append-only row of checked Parquet segments, in a folder or an object store.
+
+Invariants:
+- Offsets are dense: a segment is named by its first offset, so the name of the next one is known without listing.
+- A segment is created if absent and never changed: two writers cannot take one offset.
+- Rows of a segment are sorted by key group, stably: the events of a key stand in the order in which they were sent.
+- A segment says who wrote it: writing the same again is recognised, and is no second copy.
+- The end of the log is told from a segment that is missing: nothing is passed over in silence.
+"""
+
+import re
+from collections.abc import Iterator
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from penstock.errors import CorruptionError, MissingError, StorageError
+from penstock.parquet import CheckedFile, open_parquet, write_parquet
+from penstock.storage import Storage, settle
+
+HEADERS_TYPE = pa.list_(pa.struct([("name", pa.string()), ("value", pa.binary())]))
+SCHEMA = pa.schema(
+    [
+        ("key_group", pa.uint16()),
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+        ("timestamp_ms", pa.int64()),
+        ("headers", HEADERS_TYPE),
+    ]
+)
+ORIGIN = "penstock.origin"
+ROWS_PER_GROUP = 64 * 1024
+MAX_APPEND_ATTEMPTS = 10_000
+PROBES_PER_LISTING = 100
+MAX_KNOWN_SEGMENTS = 1_000
+_SEGMENT_NAME = re.compile(r"[0-9]{20}\.parquet")
+
+
+class Position(msgspec.Struct, frozen=True):
+    """How far a topic was read: the next offset, and the segment that holds it or that it would begin."""
+
+    segment: int = 0
+    offset: int = 0
+
+
+class Slice(msgspec.Struct, frozen=True):
+    """The descriptor of events to read: the offsets from start to before end, all of one segment."""
+
+    segment: int
+    start: int
+    end: int
+
+
+class LogSegment(msgspec.Struct, frozen=True):
+    """What following a log learns of a segment: its first offset, its rows, and who wrote it."""
+
+    first: int
+    rows: int
+    origin: str
+    checksum: str
+
+    @property
+    def end(self) -> int:
+        """The offset behind its last event, where the next segment begins."""
+        return self.first + self.rows
+
+
+def sorted_by_group(table: pa.Table) -> pa.Table:
+    """A topic's rows in the order of their key groups; rows of one key group stay in the order they have."""
+    groups = table.column("key_group").to_numpy()
+    if len(groups) < 2 or bool((groups[1:] >= groups[:-1]).all()):
+        return table
+    return table.take(pa.array(np.argsort(groups, kind="stable")))
+
+
+def topic_segment(table: pa.Table, origin: str) -> tuple[bytes, str]:
+    """The bytes of a topic segment with these rows, and its checksum. `origin` names the writer and this write."""
+    assert table.num_rows > 0, "a segment is named by its first offset, so it has one"
+    rows = sorted_by_group(table)
+    parts = [rows.slice(at, ROWS_PER_GROUP) for at in range(0, rows.num_rows, ROWS_PER_GROUP)]
+    return write_parquet(parts, {ORIGIN: origin})
+
+
+class TopicLog:
+    """The log of one topic, as bytes: who reads and writes keys and values is `Topic`.
+
+    A segment that is missing in the middle would look like the end of the log. So the folder is listed when the end is
+    met for the first time, and then once in `PROBES_PER_LISTING` times: a gap cannot go unnoticed, and polling an idle
+    topic costs one small request.
+    """
+
+    def __init__(self, storage: Storage, name: str) -> None:
+        self._storage = storage
+        self._name = name
+        self._end: int | None = None  # the furthest end that this object has seen
+        self._ends_met = 0
+        self._known: dict[int, LogSegment] = {}  # segments never change, so what was learnt of one holds
+
+    def segments(self, position: Position | None = None) -> Iterator[LogSegment]:
+        """The segments from a position on. Costs what is there from the position on, not what came before."""
+        if position is None:
+            yield from self.segments_from(0)
+            return
+        at, begun = position, False
+        while True:
+            segment = self._segment(at)
+            if segment is None and self._is_end(at.segment, begun):
+                return
+            # Where there is more behind, another writer may have been faster than the first look.
+            segment = segment or self._segment(at)
+            if segment is None:
+                raise self._missing(at.segment, "later segments are there")
+            yield segment
+            at, begun = Position(segment.end, segment.end), True
+
+    def segments_from(self, offset: int) -> Iterator[LogSegment]:
+        """The segments from the one on that holds an offset, or from the oldest on if that is later."""
+        listed = self._firsts()
+        at = max((first for first in listed if first <= offset), default=listed[0] if listed else 0)
+        while (segment := self._segment(Position(at, at))) is not None:
+            yield segment
+            at = segment.end
+        if listed and at <= listed[-1]:
+            raise self._missing(at, f"{self._file(listed[-1])} is there")
+
+    def slices(self, position: Position, limit: int) -> tuple[list[Slice], Position]:
+        """What is new from a position on, at most `limit` events of it, and the position behind that."""
+        assert limit >= 0, f"{limit} events cannot be asked for"
+        found: list[Slice] = []
+        at, left = position, limit
+        if left == 0:
+            return found, at
+        for segment in self.segments(position):
+            end = min(segment.end, at.offset + left)
+            found.append(Slice(segment.first, at.offset, end))
+            left -= end - at.offset
+            at = Position(end if end == segment.end else segment.first, end)
+            if left == 0:
+                break
+        return found, at
+
+    def end(self) -> Position:
+        """The position behind the last event."""
+        if self._end is None:
+            self._end = max(self._firsts(), default=0)
+        for segment in self.segments(Position(self._end, self._end)):
+            self._end = segment.end
+        return Position(self._end, self._end)
+
+    def append(self, data: bytes, rows: int) -> int:
+        """Append a segment; returns its first offset. Other writers may append at the same time."""
+        for _ in range(MAX_APPEND_ATTEMPTS):
+            first = self.end().offset
+            if settle(self._storage, self._file(first), data) == data:
+                self._end = first + rows
+                return first
+        raise self._overtaken()
+
+    def append_once(self, data: bytes, origin: str, checksum: str, since: Position) -> int:
+        """Append a segment unless its origin stands in the log from `since` on already; returns its first offset."""
+        at = since
+        for _ in range(MAX_APPEND_ATTEMPTS):
+            for segment in self.segments(at):
+                at = Position(segment.end, segment.end)
+                if segment.origin != origin:
+                    continue
+                if segment.checksum == checksum:
+                    return segment.first
+                raise CorruptionError(self._path(segment.first), f"{origin} was published with another content before")
+            # Only what stands right behind everything looked at can be ours: so no second copy comes to be, even if
+            # another process publishes the very same segment at this moment.
+            if settle(self._storage, self._file(at.offset), data) == data:
+                return at.offset
+        raise self._overtaken()
+
+    def read(self, part: Slice, groups: range | None = None) -> tuple[pa.Table, npt.NDArray[np.int64]]:
+        """The rows of a slice (only those of a range of key groups) and their offsets, in order of offset."""
+        file = self._open(part.segment)
+        if file is None:
+            raise self._missing(part.segment, "it was there before")
+        first_row, last_row = part.start - part.segment, part.end - part.segment
+        if last_row > file.rows:
+            raise self._too_short(part.segment, file.rows, part.end)
+        wanted, skipped = _row_groups(file, first_row, last_row, groups)
+        if not wanted:
+            return SCHEMA.empty_table(), np.empty(0, np.int64)
+        table = file.read(wanted).cast(SCHEMA)
+        low, high = max(0, first_row - skipped), min(table.num_rows, last_row - skipped)
+        if groups is not None:
+            column = table.column("key_group").to_numpy()
+            low = max(low, int(np.searchsorted(column, groups.start, "left")))
+            high = min(high, int(np.searchsorted(column, groups.stop - 1, "right")))
+        count = max(0, high - low)
+        return table.slice(low, count), np.arange(count, dtype=np.int64) + (part.segment + skipped + low)
+
+    def _segment(self, at: Position) -> LogSegment | None:
+        """The segment at a position, verified; None where the log ends or has a gap."""
+        segment = self._known.get(at.segment) or self._learn(at.segment)
+        if segment is None:
+            if at.offset > at.segment:
+                raise self._missing(at.segment, f"it was read up to offset {at.offset} before")
+            return None
+        if at.offset >= segment.end:
+            raise self._too_short(at.segment, segment.rows, at.offset + 1)
+        return segment
+
+    def _learn(self, first: int) -> LogSegment | None:
+        file = self._open(first)
+        if file is None:
+            return None
+        if len(self._known) >= MAX_KNOWN_SEGMENTS:
+            self._known.clear()
+        learnt = self._known[first] = LogSegment(first, file.rows, file.note(ORIGIN) or "", file.checksum)
+        return learnt
+
+    def _is_end(self, first: int, begun: bool) -> bool:
+        """Whether the log ends before `first`, where no segment was found; looked at only from time to time."""
+        met_before, self._ends_met = self._ends_met, self._ends_met + 1
+        if met_before % PROBES_PER_LISTING:
+            return True
+        if begun or first == 0:
+            return not self._firsts(after=first)
+        listed = self._firsts()
+        before = max((one for one in listed if one < first), default=0)
+        ends = self._segment(Position(before, before))
+        if ends is None or ends.end != first:
+            raise self._missing(first, f"the topic was read up to offset {first} before")
+        return listed[-1] < first
+
+    def _firsts(self, after: int | None = None) -> list[int]:
+        """The first offsets of all segments (behind one), by listing; files that are not ours are passed over."""
+        names = self._storage.list("", "" if after is None else self._file(after))
+        return [int(name[:20]) for name in names if _SEGMENT_NAME.fullmatch(name)]
+
+    def _missing(self, first: int, why: str) -> CorruptionError:
+        return CorruptionError(self._path(first), f"it is missing, but {why}")
+
+    def _too_short(self, first: int, rows: int, end: int) -> CorruptionError:
+        return CorruptionError(self._path(first), f"it holds {rows} events, but should reach to offset {end} at least")
+
+    def _overtaken(self) -> StorageError:
+        return StorageError(
+            f"topic {self._name!r}: {MAX_APPEND_ATTEMPTS} appends in a row were overtaken by other writers; try again"
+        )
+
+    def _file(self, first: int) -> str:
+        return f"{first:020d}.parquet"
+
+    def _path(self, first: int) -> str:
+        return f"{self._name}/{self._file(first)}"
+
+    def _open(self, first: int) -> CheckedFile | None:
+        name = self._file(first)
+        try:
+            return open_parquet(self._path(first), lambda start, end: self._storage.read(name, start, end))
+        except MissingError:
+            return None
+
+
+def _row_groups(file: CheckedFile, first: int, last: int, groups: range | None) -> tuple[list[int], int]:
+    """Which row groups hold the rows from first to before last of these key groups, and how many rows stand before."""
+    wanted: list[int] = []
+    row, skipped = 0, 0
+    for index in range(file.metadata.num_row_groups):
+        part = file.metadata.row_group(index)
+        stats = part.column(0).statistics
+        inside = row < last and row + part.num_rows > first
+        if groups is not None and stats is not None and stats.has_min_max:
+            inside = inside and stats.min < groups.stop and stats.max >= groups.start
+        if inside:
+            wanted.append(index)
+        elif not wanted:
+            skipped = row + part.num_rows
+        row += part.num_rows
+    return wanted, skipped
