@@ -2,24 +2,35 @@
 
 Invariants:
 - A replica holds committed epochs only, and says which.
-- A replica is trusted by the run that made it. Another run trusts it only if it was sealed (its run ended by itself)
-  and its bytes are still those that were sealed. Anything else is dropped and restored from segments.
+- A replica is trusted by the run that made it, until the machine is started anew. Another run trusts it only if it was
+  sealed (its run ended by itself), for this very partition, and its bytes are still those that were sealed. Anything
+  else is dropped and restored from segments.
 - A replica appears under its name whole: it is restored beside it and renamed.
+- What two processes of a run do to one partition cannot mix. Who finds that another one put a new replica in place of
+  the one that it has open goes over to that one with its next task. Until then it goes on with the old one, whose files
+  live as long as it has them open, and which is as right as the new one: both hold the committed rows of the epoch that
+  they name. If both write into the same one, the later of the two changes nothing (see `Store.apply`).
 """
 
+import fcntl
 import logging
 import shutil
-from collections.abc import Iterator, Sequence
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
-from urllib.parse import quote
+from typing import NamedTuple, Protocol
 
 import lmdb
 import msgspec
 import pyarrow as pa
 import xxhash
 
+from penstock.errors import StorageError
+from penstock.names import as_part
+from penstock.process import this_boot
 from penstock.state.segments import SegmentRef, read_segment
 from penstock.state.store import NO_EPOCH, LmdbStore, MemoryStore, Store
 from penstock.storage import Storage
@@ -28,10 +39,18 @@ log = logging.getLogger(__name__)
 
 SEAL = "seal.json"
 DATA = "data.mdb"
+MAX_WAIT_S = 600
+"""How long a process waits for another one that restores the same partition."""
+
+_LOCK = "lock"
+_LOCK_PAUSE_S = 0.02
 _HASH_CHUNK_BYTES = 1 << 24
 
 
 class _Seal(msgspec.Struct, frozen=True):
+    history: str
+    step: str
+    partition: int
     size_bytes: int
     checksum: str
 
@@ -54,13 +73,16 @@ def what_is_missing(replica_epoch: int, segments: Sequence[SegmentRef]) -> Behin
     Behind(afresh=False, missing=())
     """
     missing = tuple(ref for ref in segments if ref.last_epoch > replica_epoch)
-    if any(ref.snapshot and ref.first_epoch <= replica_epoch for ref in missing):
+    if any(ref.snapshot for ref in missing):
         return Behind(True, tuple(segments))
     return Behind(False, missing)
 
 
 class Shelf(Protocol):
-    """Where the replicas of one run are kept."""
+    """Where the replicas of one run are kept.
+
+    A store that `open` or `fresh` gave out is used until the next call of either for the same partition.
+    """
 
     def open(self, step: str, partition: int) -> Store | None:
         """The replica of a partition if there is one that can be trusted."""
@@ -104,95 +126,165 @@ class MemoryShelf:
         self._stores.clear()
 
 
+class _Open(NamedTuple):
+    store: LmdbStore
+    file: tuple[int, int]
+
+
 class DiskShelf:
-    """Replicas as LMDB environments under a folder, shared by the processes of a machine."""
+    """Replicas as LMDB environments under a folder, shared by the processes of a machine.
+
+    The folder belongs to one history and is named by it. A process has at most one shelf for it.
+    """
 
     def __init__(self, folder: Path, run: str) -> None:
         self._folder = folder
-        self._run = run
-        self._stores: dict[tuple[str, int], LmdbStore] = {}
+        self._name = f"{run}-{this_boot()}"
+        self._open: dict[tuple[str, int], _Open] = {}
 
     def open(self, step: str, partition: int) -> Store | None:
         """The replica of a partition if there is one of this run, or a sealed one that is undamaged."""
-        known = self._stores.get((step, partition))
+        mine = self._mine(step, partition)
+        known = self._open.get((step, partition))
         if known is not None:
-            return known
-        place = self._place(step, partition)
-        mine = place / self._run
-        if not mine.exists() and not self._adopt(place, mine):
-            return None
-        try:
-            store = LmdbStore(mine)
-        except lmdb.Error as error:
-            log.warning("local replica %s is damaged (%s); it will be restored", mine, error)
-            return None
-        self._stores[step, partition] = store
-        return store
+            if known.file == _file_id(mine):
+                return known.store
+            log.warning("local replica %s was removed or replaced by another process", mine)
+            self._forget(step, partition)
+        with _alone(mine.parent):
+            try:
+                found = mine.exists() or self._adopt(step, partition)
+                return self._opened(step, partition) if found else None
+            except (lmdb.Error, OSError) as error:
+                log.warning("local replica %s is damaged (%s); it will be restored", mine, error)
+                return None
 
     def fresh(self, step: str, partition: int, tables: Iterator[pa.Table], epoch: int) -> Store:
         """A new replica with just these rows; other processes see it when it is complete."""
-        known = self._stores.pop((step, partition), None)
-        if known is not None:
-            known.close()
-        place = self._place(step, partition)
-        mine, beside = place / self._run, place / f"{self._run}.new"
-        shutil.rmtree(beside, ignore_errors=True)
-        store = LmdbStore(beside)
-        try:
-            _fill(store, tables, epoch)
-        finally:
-            store.close()
-        shutil.rmtree(mine, ignore_errors=True)
-        beside.rename(mine)
-        self._stores[step, partition] = opened = LmdbStore(mine)
-        return opened
+        self._forget(step, partition)
+        mine = self._mine(step, partition)
+        with _alone(mine.parent):
+            try:
+                beside = Path(tempfile.mkdtemp(prefix="new-", dir=mine.parent))
+                store = LmdbStore(beside)
+                try:
+                    _fill(store, tables, epoch)
+                finally:
+                    store.close()
+                if mine.exists():
+                    mine.rename(Path(tempfile.mkdtemp(prefix="old-", dir=mine.parent)) / mine.name)
+                beside.rename(mine)
+                return self._opened(step, partition)
+            except (lmdb.Error, OSError) as error:
+                raise StorageError(
+                    f"the local replica {mine} cannot be restored ({error}); make room on its disk, and try again"
+                ) from error
+            finally:
+                _remove(_others(mine))
 
     def close(self) -> None:
         """Close and seal every replica of this run that this process has open."""
-        for (step, partition), store in self._stores.items():
-            store.close()
-            mine = self._place(step, partition) / self._run
-            (mine / SEAL).write_bytes(msgspec.json.encode(_measure(mine / DATA)))
-        self._stores.clear()
+        for step, partition in list(self._open):
+            self._forget(step, partition)
+            mine = self._mine(step, partition)
+            try:
+                with _alone(mine.parent):
+                    (mine / SEAL).write_bytes(msgspec.json.encode(self._measure(step, partition, mine)))
+            except (OSError, StorageError) as error:
+                log.warning("local replica %s cannot be sealed (%s); the next run will restore it", mine, error)
 
-    def _place(self, step: str, partition: int) -> Path:
-        return self._folder / quote(step, safe=" ") / f"{partition:05d}"
+    def _mine(self, step: str, partition: int) -> Path:
+        return self._folder / as_part(step) / f"{partition:05d}" / self._name
 
-    def _adopt(self, place: Path, mine: Path) -> bool:
+    def _opened(self, step: str, partition: int) -> Store:
+        mine = self._mine(step, partition)
+        store = LmdbStore(mine)
+        file = _file_id(mine)
+        assert file is not None, "LMDB makes its file when it is opened"
+        self._open[step, partition] = _Open(store, file)
+        return store
+
+    def _forget(self, step: str, partition: int) -> None:
+        known = self._open.pop((step, partition), None)
+        if known is not None:
+            known.store.close()
+
+    def _adopt(self, step: str, partition: int) -> bool:
         """Take over a sealed replica of an earlier run; remove all others."""
-        others = sorted(place.iterdir()) if place.exists() else []
-        good = [other for other in others if _is_intact(other)]
+        mine = self._mine(step, partition)
+        others = _others(mine)
+        good = [other for other in others if self._is_intact(step, partition, other)]
         if good:
             (good[-1] / SEAL).unlink()
             good[-1].rename(mine)
-        for other in others:
-            shutil.rmtree(other, ignore_errors=True)
+        _remove(others)
         return bool(good)
 
+    def _is_intact(self, step: str, partition: int, folder: Path) -> bool:
+        """Whether a replica of another run was sealed for this partition and has not changed since."""
+        try:
+            seal = msgspec.json.decode((folder / SEAL).read_bytes(), type=_Seal)
+            found = self._measure(step, partition, folder)
+        except FileNotFoundError:
+            log.info("local replica %s was not sealed; it will be restored", folder)
+            return False
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+            log.warning("local replica %s is damaged (%s); it will be restored", folder, error)
+            return False
+        if found != seal:
+            log.warning("local replica %s is damaged (it is not what was sealed); it will be restored", folder)
+        return found == seal
 
-def _measure(data: Path) -> _Seal:
-    digest = xxhash.xxh3_64()
-    with data.open("rb") as file:
-        while chunk := file.read(_HASH_CHUNK_BYTES):
-            digest.update(chunk)
-    return _Seal(data.stat().st_size, digest.hexdigest())
+    def _measure(self, step: str, partition: int, folder: Path) -> _Seal:
+        digest = xxhash.xxh3_64()
+        with (folder / DATA).open("rb") as file:
+            while chunk := file.read(_HASH_CHUNK_BYTES):
+                digest.update(chunk)
+            return _Seal(self._folder.name, step, partition, file.tell(), digest.hexdigest())
 
 
-def _is_intact(folder: Path) -> bool:
-    """Whether a replica of another run was sealed and has not changed since."""
+@contextmanager
+def _alone(place: Path) -> Iterator[None]:
+    """While no other process opens, adopts or restores the replica of a partition; a lock ends with its process."""
+    deadline = time.monotonic() + MAX_WAIT_S
     try:
-        seal = msgspec.json.decode((folder / SEAL).read_bytes(), type=_Seal)
-        found = _measure(folder / DATA)
-    except FileNotFoundError:
-        log.info("local replica %s was not sealed; it will be restored", folder)
-        return False
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
-        log.warning("local replica %s is damaged (%s); it will be restored", folder, error)
-        return False
-    if found != seal:
-        log.warning("local replica %s is damaged (it is not what was sealed); it will be restored", folder)
-        return False
-    return True
+        place.mkdir(parents=True, exist_ok=True)
+        file = (place / _LOCK).open("wb")
+    except OSError as error:
+        raise StorageError(f"no local replica can be kept in {place} ({error}); choose another local_dir") from error
+    with file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError as error:
+                if time.monotonic() > deadline:
+                    raise StorageError(f"another process holds {place / _LOCK} for too long; end it") from error
+                time.sleep(_LOCK_PAUSE_S)
+        yield
+
+
+def _file_id(folder: Path) -> tuple[int, int] | None:
+    """What tells the file of a replica from another one under the same name; None if there is none."""
+    try:
+        found = (folder / DATA).stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _others(mine: Path) -> list[Path]:
+    """What else is in the place of a replica: those of earlier runs, and what killed processes left."""
+    with suppress(OSError):
+        return sorted(path for path in mine.parent.iterdir() if path.name not in (mine.name, _LOCK))
+    return []
+
+
+def _remove(paths: Iterable[Path]) -> None:
+    for path in paths:
+        shutil.rmtree(path, ignore_errors=True)
+        with suppress(OSError):
+            path.unlink()
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,18 +301,22 @@ class Replicas:
         """
         store = self.shelf.open(step, partition)
         try:
-            if store is not None and (at := store.epoch) <= epoch:
-                behind = what_is_missing(at, segments)
-                if not behind.afresh:
-                    store.apply(_rows(self.storage, behind.missing, oldest_epoch), epoch)
-                    return store
+            if store is not None and self._caught_up(store, epoch, segments, oldest_epoch):
+                return store
         except lmdb.Error as error:
-            log.warning(
-                "local replica of %s, partition %d, is damaged (%s); it will be restored", step, partition, error
-            )
-        return self.shelf.fresh(step, partition, _rows(self.storage, segments, oldest_epoch), epoch)
+            log.warning("local replica of %s %d is damaged (%s); it will be restored", step, partition, error)
+        rows = (rows for ref in segments for rows in read_segment(self.storage, ref, oldest_epoch))
+        return self.shelf.fresh(step, partition, rows, epoch)
 
-
-def _rows(storage: Storage, segments: Sequence[SegmentRef], oldest_epoch: int) -> Iterator[pa.Table]:
-    for ref in segments:
-        yield from read_segment(storage, ref, oldest_epoch)
+    def _caught_up(self, store: Store, epoch: int, segments: Sequence[SegmentRef], oldest_epoch: int) -> bool:
+        """Bring a store to an epoch; False if it must be restored for that."""
+        at = store.epoch
+        behind = what_is_missing(at, segments)
+        if at > epoch or behind.afresh:
+            return False
+        # Segment by segment, so that memory stays flat: each leads from a committed epoch to a committed epoch.
+        for ref in behind.missing:
+            store.apply(read_segment(self.storage, ref, oldest_epoch), ref.last_epoch)
+        if at < epoch:
+            store.apply([], epoch)
+        return store.epoch == epoch
