@@ -21,7 +21,7 @@ from penstock.failures import Failures
 from penstock.plan import Call, StatefulMap, Step
 from penstock.state.codec import Codec
 from penstock.state.handles import State, remove_expired
-from penstock.state.overlay import ABSENT, FROZEN, UNREAD, VALUE, KeyedState, KeyTable
+from penstock.state.overlay import ABSENT, UNREAD, VALUE, KeyedState, KeyTable, Mark
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,34 +209,21 @@ class StatefulMapOperator(PerEvent):
 
     def _run(self, batch: Batch, start: int, add: Callable[[Any], None]) -> None:
         fn, default, cells, keys = self.fn, self._default, self._cells, self.scope.table.keys
-        live, exact, read, write = cells.live, cells.exact, cells.read, cells.write
-        absent, unread, frozen = ABSENT, UNREAD, FROZEN
-        nulls = self.scope.table.nulls
+        live, stored, read, write = cells.live, cells.stored, cells.read, cells.write
+        absent, unread, mark = ABSENT, UNREAD, Mark
+        plain = cells.exact - {type(None)}
         for value, k in zip(islice(batch.values, start, None), batch.keys[start:].tolist(), strict=True):
             state = live[k]
-            if state is unread or state is frozen:
-                state = read(k)
-            if state is absent:
-                if nulls:
+            if state.__class__ is mark:
+                state = read(k) if state is not unread or stored[k] is not None else absent
+                if state is absent:
                     require_key(self.scope.table, k)
-                state = default()
+                    state = default()
             output, state = fn(keys[k], value, state)
-            if state is None:
-                live[k] = absent
-            elif state.__class__ in exact:
+            if state.__class__ in plain:
                 live[k] = state
+            elif state is None:
+                live[k] = absent
             else:
                 write(k, state)
             add(output)
-
-
-class ConcatOperator:
-    """`concat`: the batches were joined when they were brought here."""
-
-    def process(self, batch: Batch) -> Batch:
-        """The events as they are."""
-        return batch
-
-    def finish(self) -> Batch | None:
-        """Nothing."""
-        return None

@@ -92,12 +92,16 @@ class SinkOutput:
             known = {raw: raw_key_group(self._keys, raw) for raw in set(self._own_keys)}
             return pa.array(self._own_keys, pa.binary()), pa.array([known[raw] for raw in self._own_keys], pa.uint16())
         numbers = np.concatenate(self._numbers)
-        used, places = np.unique(numbers, return_inverse=True)
+        texts = self._table.texts
+        if texts is not None and self._keys.name == "str":
+            at = pa.array(numbers)
+            return texts.take(at), pa.array(self._table.groups).take(at)
+        seen = np.zeros(len(self._table), np.bool_)
+        seen[numbers] = True
+        used = np.flatnonzero(seen)
+        places = (np.cumsum(seen) - 1)[numbers]
         keys = [self._table.keys[k] for k in used.tolist()]
         at = pa.array(places)
-        if self._keys is FUNCTION_KEYS or (self._keys.name == "str" and all(key.__class__ is str for key in keys)):
-            raw = pa.array([None if key is None else self._keys.encode(key) for key in keys], pa.binary())
-            return raw.take(at), pa.array(self._table.groups[used]).take(at)
         forms = [self._raw(key) for key in keys]
         groups = [raw_key_group(self._keys, form) for form in forms]
         return pa.array(forms, pa.binary()).take(at), pa.array(groups, pa.uint16()).take(at)

@@ -23,12 +23,13 @@ from penstock.state.segments import segment_table
 from penstock.state.store import DUES, MAX_ROW_KEY_BYTES, Store, unpack_dues
 
 VALUE = b""
+NO_KEY = b"\xff\xff"  # in place of the prefix of events without a key: no row begins so
 FEW_INSERTIONS = 64  # up to here, inserting into a sorted list is cheaper than sorting it
 SINGLE_READS = 16  # a name read for more keys than this is fetched for all keys of the task at once
 CEILING = b"\xff"
 
 
-class _Mark:
+class Mark:
     """A place in a column of cells that holds no value of the user's."""
 
     __slots__ = ("_name",)
@@ -40,17 +41,25 @@ class _Mark:
         return self._name
 
 
-UNREAD, ABSENT, FROZEN = _Mark("UNREAD"), _Mark("ABSENT"), _Mark("FROZEN")
+UNREAD, ABSENT, FROZEN = Mark("UNREAD"), Mark("ABSENT"), Mark("FROZEN")
 
 
 class KeyTable:
     """The distinct keys of a task, numbered in the order of their rows, and possibly `None` as the first."""
 
-    def __init__(self, prefixes: list[bytes], groups: npt.NDArray[np.uint16], partition: range, nulls: bool) -> None:
+    def __init__(
+        self,
+        prefixes: list[bytes],
+        groups: npt.NDArray[np.uint16],
+        partition: range,
+        nulls: bool,
+        texts: pa.Array | None,
+    ) -> None:
         self.prefixes = prefixes
         self.groups = groups
         self.partition = partition
         self.nulls = nulls
+        self.texts = texts
         self._keys: list[Key | None] | None = None
         self._numbers: dict[bytes, int] | None = None
         self.sorted = True
@@ -62,7 +71,10 @@ class KeyTable:
     def keys(self) -> list[Any]:
         """The keys themselves, by number."""
         if self._keys is None:
-            self._keys = decode_prefixes(self.prefixes, self.nulls)
+            if self.texts is not None:
+                self._keys = self.texts.cast(pa.string()).to_numpy(zero_copy_only=False).tolist()
+            else:
+                self._keys = [None if prefix == NO_KEY else decode_key(prefix[2:]) for prefix in self.prefixes]
         return self._keys
 
     def number(self, key: Key) -> int:
@@ -83,21 +95,9 @@ class KeyTable:
         self.keys.append(key)
         self.prefixes.append(prefix)
         self.groups = np.append(self.groups, np.uint16(group))
-        self.sorted = False
+        self.sorted, self.texts = False, None
         self._numbers[prefix] = len(self.prefixes) - 1
         return self._numbers[prefix]
-
-
-def decode_prefixes(prefixes: Sequence[bytes], nulls: bool) -> list[Any]:
-    """The keys that row prefixes stand for."""
-    keys: list[Any] = [None] if nulls else []
-    rest = prefixes[1:] if nulls else prefixes
-    text = b"\x02"
-    if all(p[2:3] == text and p.find(b"\x01", 3) < 0 for p in rest):  # texts without escapes
-        keys.extend([p[3:-1].decode() for p in rest])
-    else:
-        keys.extend([decode_key(p[2:]) for p in rest])
-    return keys
 
 
 class KeyColumn(NamedTuple):
@@ -117,15 +117,30 @@ def number_keys(columns: Sequence[KeyColumn], partition: range) -> tuple[KeyTabl
     order = pc.sort_indices(prefixes).to_numpy()
     rank = np.empty(len(distinct), np.int64)
     rank[order] = np.arange(len(distinct)) + nulls
-    sorted_prefixes = prefixes.take(pa.array(order)).to_numpy(zero_copy_only=False).tolist()
+    prefixes = prefixes.take(pa.array(order))
+    listed = prefixes.to_numpy(zero_copy_only=False).tolist()
     table = KeyTable(
-        [b"", *sorted_prefixes] if nulls else sorted_prefixes,
+        [NO_KEY, *listed] if nulls else listed,
         np.concatenate([np.zeros(int(nulls), np.uint16), groups[order]]),
         partition,
         nulls,
+        None if nulls else _texts(prefixes),
     )
     numbers = [np.append(rank[places], 0)[column.rows] for column, places in zip(columns, positions, strict=True)]
     return table, numbers
+
+
+def _texts(prefixes: pa.Array) -> pa.Array | None:
+    """The UTF-8 of keys that are all texts without escapes, cut out of their prefixes; None if one is not."""
+    if len(prefixes) == 0:
+        return None
+    _, offsets, data = prefixes.buffers()
+    starts = np.frombuffer(offsets, np.int32, len(prefixes), prefixes.offset * 4)
+    tags = np.frombuffer(data, np.uint8)[starts + 2]
+    texts = pc.binary_slice(prefixes, 3, -1)
+    _, _, inner = texts.buffers()
+    plain = inner is None or not bool((np.frombuffer(inner, np.uint8) == 1).any())
+    return texts if plain and bool((tags == 2).all()) else None
 
 
 def _unified(
@@ -239,7 +254,7 @@ class Cells:
         except Exception as error:
             raise InvalidError(
                 f"the stored state {data[:80]!r} of key {self._state.table.keys[k]!r} in step {self._state.step!r} "
-                f"cannot be read as {self.codec.name} ({error}); read it as it was written, or start again with clear_state()"
+                f"cannot be read as {self.codec.name} ({error}); read it as it was written, or call clear_state()"
             ) from error
         if value.__class__ in self.exact:
             self.live[k] = value
@@ -255,20 +270,25 @@ class Cells:
         self.frozen[k] = self.codec.checked_encode(value)
         self.live[k] = FROZEN
 
-    def changes(self) -> Iterator[tuple[int, bytes | None]]:
-        """The number and the new bytes (None: deleted) of each key whose row is not what is stored."""
+    def changes(self) -> tuple[list[int], list[bytes | None]]:
+        """The numbers and the new bytes (None: deleted) of the keys whose rows are not what is stored."""
         encode, checked, frozen, live = self.codec.encode, self.codec.checked_encode, self.frozen, self.live
-        for k, value in enumerate(live):
-            if value is UNREAD:
-                continue
-            if value is FROZEN:
-                data = frozen[k]
-            elif value is ABSENT:
-                data = None
-            else:  # of the exact values, only a float can be one that the codec cannot hold
+        # Who deletes a row has looked at it before, so what was never fetched can only be written.
+        self.stored.extend([None] * (len(live) - len(self.stored)))
+        dues, stored_dues = self.dues, self.stored_dues
+        numbers: list[int] = []
+        changed: list[bytes | None] = []
+        for k, (value, stored) in enumerate(zip(live, self.stored, strict=True)):
+            if value.__class__ is not Mark:  # of the exact values, only a float can be one that the codec cannot hold
                 data = checked(value) if value.__class__ is float else encode(value)
-            if data != self.stored_at(k) or self.dues.get(k) != self.stored_dues.get(k):
-                yield k, data
+            elif value is UNREAD:
+                continue
+            else:
+                data = frozen[k] if value is FROZEN else None
+            if data != stored or ((dues or stored_dues) and dues.get(k) != stored_dues.get(k)):
+                numbers.append(k)
+                changed.append(data)
+        return numbers, changed
 
 
 RowWrite = tuple[bytes | None, int | None, int | None]
@@ -373,12 +393,10 @@ class KeyedState:
         dues: dict[bytes, int] = {}
         prefixes = self.table.prefixes
         for cells in self._cells.values():
-            part = cells.part
-            for k, data in cells.changes():
-                keys.append(key := prefixes[k] + part)
-                values.append(data)
-                if k in cells.dues and data is not None:
-                    dues[key] = cells.dues[k]
+            numbers, changed = cells.changes()
+            keys.extend([prefixes[k] + cells.part for k in numbers] if cells.part else [prefixes[k] for k in numbers])
+            values.extend(changed)
+            dues.update((prefixes[k] + cells.part, due) for k, due in cells.dues.items())
         if not keys and not self._rows:
             return None
         if not self._rows and not dues and len(self._cells) == 1 and self.table.sorted:
