@@ -14,7 +14,7 @@ from penstock.errors import ConflictError, InvalidError
 from penstock.failures import ErrorPolicy, check_policy
 from penstock.plan import Plan, Source
 from penstock.process import is_running
-from penstock.runner import MAX_EVENTS_PER_EPOCH, Runner, Settings
+from penstock.runner import MAX_EVENTS_PER_EPOCH, Run, Runner, Settings
 from penstock.state.codec import key_codec, value_codec
 from penstock.state.keys import KEY_GROUPS
 from penstock.state.replica import DiskShelf, MemoryShelf, Shelf
@@ -165,10 +165,12 @@ def start(
     clock: Clock,
     ids: IdFactory,
 ) -> Runner:
-    """Start a run of an application's plan on a storage, with these replicas, topics, clock and ids."""
+    """Start a run of an application's plan in this process, with these replicas, topics, clock and ids."""
     if not plan.steps:
         raise InvalidError("the application has no steps; begin with app.dataframe(app.topic(name))")
-    return Runner(plan, app.settings, storage, shelf, open_log, clock, ids)
+    run = Run(plan, app.settings, storage, open_log, clock, ids)
+    replicas = shelf(run.coordinator.history, run.coordinator.run)
+    return Runner(run, storage, replicas, ids, app.settings.max_events_per_epoch)
 
 
 def _check_name(what: str, name: Any) -> None:

@@ -1,6 +1,7 @@
 """The in-process runner: the same plan and the same tasks as on Spark, one after the other, without a JVM."""
 
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -9,17 +10,21 @@ import pyarrow as pa
 from penstock.clock import Clock, IdFactory
 from penstock.epochs.coordinator import Assignment, Coordinator, PlanShape
 from penstock.epochs.protocol import Complete
-from penstock.epochs.records import EpochRecord
+from penstock.epochs.records import ControlRow, EpochRecord
+from penstock.errors import StorageError
 from penstock.exchange import SCHEMA, rows_of_partition
 from penstock.failures import ErrorPolicy
-from penstock.plan import Plan, Source
+from penstock.plan import Plan
 from penstock.sinks import Sinks
 from penstock.state.replica import Replicas, Shelf
 from penstock.storage import Storage
 from penstock.task import Program, TaskInput, TaskResult, run_task
 from penstock.topics import Position, Slice, TopicLog
 
+log = logging.getLogger(__name__)
+
 MAX_EVENTS_PER_EPOCH = 1_000_000
+MAX_ATTEMPTS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,50 +38,83 @@ class Settings:
     max_events_per_epoch: int = MAX_EVENTS_PER_EPOCH
 
 
-class Runner:
-    """One run of an application in this process."""
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """What executing an epoch gives: the control rows of its tasks, and how far its sources were read."""
+
+    rows: Sequence[ControlRow]
+    positions: Mapping[str, Position]
+
+
+class Run:
+    """One run of an application, wherever its tasks are executed: from its claim to its end."""
 
     def __init__(
         self,
         plan: Plan,
         settings: Settings,
         storage: Storage,
-        shelf: Callable[[str, int], Shelf],
         open_topic: Callable[[str], TopicLog],
         clock: Clock,
         ids: IdFactory,
     ) -> None:
         stages = plan.stages()
         shape = PlanShape(len(stages), settings.partitions, plan.stateful_steps())
-        self._coordinator = Coordinator(storage, shape, clock, ids, settings.snapshots, settings.retain)
-        self._program = Program(
-            self._coordinator.history, tuple(plan.steps), stages, settings.partitions, settings.on_error
+        self.coordinator = Coordinator(storage, shape, clock, ids, settings.snapshots, settings.retain)
+        self.program = Program(
+            self.coordinator.history, tuple(plan.steps), stages, settings.partitions, settings.on_error
         )
-        self._limit = settings.max_events_per_epoch
-        self._storage = storage
-        self._ids = ids
-        self._shelf: Shelf = shelf(self._coordinator.history, self._coordinator.run)
-        self._replicas = Replicas(storage, self._shelf)
         self._sinks = Sinks(storage, {s.name: s for s in plan.steps if s.is_sink}, open_topic)
-        last = self._coordinator.last
+        last = self.coordinator.last
         if last is not None:
-            self._coordinator.publish(last, self._sinks.publish)
+            self.coordinator.publish(last, self._sinks.publish)
+
+    def positions(self) -> dict[str, Position]:
+        """From where each source is read on, by the name of its step."""
+        committed = self.coordinator.view.positions
+        return {name: committed.get(name) or _oldest(topic.log) for name, topic in self.program.topics().items()}
+
+    def perform(self, epoch: int, execute: Callable[[Assignment], Answers]) -> EpochRecord | None:
+        """Have an epoch executed, commit it and publish it; None if it was committed before, and is published now."""
+        assignment = self.coordinator.assign(epoch)
+        if assignment is None:
+            last = self.coordinator.last
+            if last is not None and last.epoch == epoch:
+                self.coordinator.publish(last, self._sinks.publish)
+            return None
+        for _ in range(MAX_ATTEMPTS):
+            answers = execute(assignment)
+            checked = self.coordinator.check(answers.rows)
+            if isinstance(checked, Complete):
+                record = self.coordinator.commit(assignment, checked, answers.positions, self._sinks.positions())
+                self.coordinator.publish(record, self._sinks.publish)
+                return record
+            log.warning("epoch %d runs again: %s", epoch, checked.reason)
+        raise StorageError(
+            f"epoch {epoch} did not come to one answer per partition in {MAX_ATTEMPTS} attempts; try again"
+        )
+
+
+class Runner:
+    """A run whose tasks are executed in this process, one after the other."""
+
+    def __init__(self, run: Run, storage: Storage, shelf: Shelf, ids: IdFactory, max_events_per_epoch: int) -> None:
+        self._run = run
+        self._storage = storage
+        self._shelf = shelf
+        self._replicas = Replicas(storage, shelf)
+        self._ids = ids
+        self._limit = max_events_per_epoch
 
     @property
     def coordinator(self) -> Coordinator:
         """The coordinator of this run."""
-        return self._coordinator
+        return self._run.coordinator
 
     def epoch(self) -> EpochRecord:
         """Run, commit and publish one epoch with what is new in the sources, even if nothing is."""
-        assignment = self._coordinator.assign(self._coordinator.view.epoch + 1)
-        assert assignment is not None, "the next epoch is never committed already"
-        slices, positions = self._new_events()
-        results = self._run_stages(assignment, slices)
-        complete = self._coordinator.check([result.control for result in results])
-        assert isinstance(complete, Complete), "in one process each task runs once"
-        record = self._coordinator.commit(assignment, complete, positions, self._sinks.positions())
-        self._coordinator.publish(record, self._sinks.publish)
+        record = self._run.perform(self.coordinator.view.epoch + 1, self._execute)
+        assert record is not None, "the next epoch is never committed already"
         return record
 
     def is_caught_up(self) -> bool:
@@ -86,29 +124,33 @@ class Runner:
     def close(self) -> None:
         """End the run: seal the replicas, say that it ended."""
         self._shelf.close()
-        self._coordinator.end()
+        self.coordinator.end()
+
+    def _execute(self, assignment: Assignment) -> Answers:
+        slices, positions = self._new_events()
+        results = self._run_stages(assignment, slices)
+        return Answers([result.control for result in results], positions)
 
     def _new_events(self) -> tuple[dict[int, tuple[Slice, ...]], dict[str, Position]]:
         slices: dict[int, tuple[Slice, ...]] = {}
-        positions: dict[str, Position] = {}
-        for step in self._program.steps:
-            if not isinstance(step.work, Source):
-                continue
-            log: TopicLog = step.work.topic.log
-            position = self._coordinator.view.positions.get(step.name) or _oldest(log)
-            found, positions[step.name] = log.slices(position, self._limit)
-            slices[step.id] = tuple(found)
-        return slices, positions
+        ends: dict[str, Position] = {}
+        topics, positions = self._run.program.topics(), self._run.positions()
+        for step in self._run.program.steps:
+            if step.name in topics:
+                found, ends[step.name] = topics[step.name].log.slices(positions[step.name], self._limit)
+                slices[step.id] = tuple(found)
+        return slices, ends
 
     def _run_stages(self, assignment: Assignment, slices: Mapping[int, tuple[Slice, ...]]) -> list[TaskResult]:
+        program = self._run.program
         results: list[TaskResult] = []
-        for stage in self._program.stages:
+        for stage in program.stages:
             sent = [result.outgoing for result in results]
             rows = pa.concat_tables(sent) if sent else SCHEMA.empty_table()
-            for partition in range(self._program.partitions):
-                mine = rows_of_partition(rows, partition, self._program.partitions)
+            for partition in range(program.partitions):
+                mine = rows_of_partition(rows, partition, program.partitions)
                 given = TaskInput(stage.index, partition, slices, mine)
-                results.append(run_task(self._program, assignment, given, self._storage, self._replicas, self._ids))
+                results.append(run_task(program, assignment, given, self._storage, self._replicas, self._ids))
         return results
 
 

@@ -34,7 +34,7 @@ from penstock.state.overlay import KeyedState, KeyTable, number_keys
 from penstock.state.replica import Replicas
 from penstock.state.segments import SegmentRef, write_segment
 from penstock.storage import Storage, settle
-from penstock.topics import Slice, topic_segment
+from penstock.topics import Slice, Topic, topic_segment
 
 CROSSING = value_codec("msgpack")
 """How values go on to a later stage where nobody said otherwise."""
@@ -50,8 +50,12 @@ class Program:
     partitions: int
     on_error: ErrorPolicy
 
+    def topics(self) -> dict[str, Topic]:
+        """The topic that each source step reads, by the step's name."""
+        return {step.name: step.work.topic for step in self.steps if isinstance(step.work, Source)}
+
     def sources(self) -> dict[int, str]:
-        """The topic of each source step."""
+        """The name of the topic that each source step reads."""
         return {step.id: step.work.topic.name for step in self.steps if isinstance(step.work, Source)}
 
 
