@@ -274,6 +274,14 @@ def test_adopted_replica_is_not_sealed_any_more(history: History, local: Path) -
     assert not list(local.rglob(SEAL))
 
 
+def test_adoption_removes_what_else_is_there(history: History, local: Path) -> None:
+    folder = sealed(history, local)
+    (folder.with_name("new-left") / "by a killed process").mkdir(parents=True)
+    history.at(DiskShelf(local, "2"))
+    assert history.read == [False] * 4
+    assert sorted(path.name.split("-")[0] for path in folder.parent.iterdir()) == ["2", "lock"]
+
+
 def test_unsealed_replica_of_another_run_is_dropped(
     history: History, local: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

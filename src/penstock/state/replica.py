@@ -312,11 +312,11 @@ class Replicas:
         """Bring a store to an epoch; False if it must be restored for that."""
         at = store.epoch
         behind = what_is_missing(at, segments)
-        if at > epoch or behind.afresh:
+        if behind.afresh:
             return False
         # Segment by segment, so that memory stays flat: each leads from a committed epoch to a committed epoch.
         for ref in behind.missing:
             store.apply(read_segment(self.storage, ref, oldest_epoch), ref.last_epoch)
         if at < epoch:
             store.apply([], epoch)
-        return store.epoch == epoch
+        return store.epoch == epoch  # it may have been ahead, or another process may have gone further meanwhile
