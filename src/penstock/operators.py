@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from penstock.batches import Batch, Ints
+from penstock.batches import Batch, Ints, copied
 from penstock.errors import InvalidError
 from penstock.failures import Failures
 from penstock.plan import Call, StatefulMap, Step
@@ -109,7 +109,7 @@ class CallOperator(PerEvent):
         if kind == "map":
             return batch.with_values(results)
         if kind == "filter":
-            kept = np.flatnonzero(np.fromiter(map(bool, results), np.bool_, len(results)))
+            kept = np.flatnonzero(np.fromiter(results, np.bool_, len(results)))
             return batch if len(kept) == len(batch) else batch.take([batch.values[i] for i in kept.tolist()], kept)
         if kind == "expand":
             places = np.repeat(np.arange(len(batch)), list(map(len, results)))
@@ -117,18 +117,18 @@ class CallOperator(PerEvent):
         return batch
 
     def _run(self, batch: Batch, start: int, results: list[Any]) -> None:
-        call = self._bound(batch, start)
-        add = results.append
-        if self._work.kind == "expand":
-            for output in call:
-                add(list(output))
+        add, kind = results.append, self._work.kind
+        if kind == "filter" or kind == "expand":
+            taken = bool if kind == "filter" else _parts
+            for output in self._bound(batch, start):
+                add(taken(output))
             return
         if self._state is None and not self._work.metadata:
             fn = self.fn
             for value in islice(batch.values, start, None):
                 add(fn(value))
             return
-        for output in call:
+        for output in self._bound(batch, start):
             add(output)
 
     def _bound(self, batch: Batch, start: int) -> Iterator[Any]:
@@ -137,7 +137,8 @@ class CallOperator(PerEvent):
             return self._stateful(batch, start, self._state)
         if self._work.metadata:
             return self._with_metadata(batch, start)
-        return map(self.fn, islice(batch.values, start, None))
+        fn = self.fn  # not map(): it would take a StopIteration of the function for the end of the batch
+        return (fn(value) for value in islice(batch.values, start, None))
 
     def _with_metadata(self, batch: Batch, start: int) -> Iterator[Any]:
         fn, keys = self.fn, self.scope.table.keys
@@ -172,6 +173,14 @@ class CallOperator(PerEvent):
             self._keyed.journal = None
             remove_expired(self._keyed, self.scope.watermark_ms)
         return None
+
+
+def _parts(output: Any) -> list[Any]:
+    """The values of an expanding function, each an object of its own, even where the function gave one twice."""
+    if output.__class__ is not list and output.__class__ is not tuple:
+        return [copied(part) for part in output]
+    parts = list(output)
+    return parts if len(set(map(id, parts))) == len(parts) else [copied(part) for part in parts]
 
 
 def require_key(table: KeyTable, k: int) -> None:

@@ -19,7 +19,7 @@ from penstock.state.replica import DiskShelf, MemoryShelf, Replicas, Shelf
 from penstock.storage import Storage, memory_storage, sub
 from penstock.testing.clock import ManualClock, seeded_ids
 from penstock.testing.faults import Crash
-from penstock.topics import Topic, TopicLog
+from penstock.topics import Producer, Topic, TopicLog
 
 CRASH = object()
 """A mark among the items of `TestDriver.send_all`: the run dies when it reads the item behind the mark, once."""
@@ -85,6 +85,10 @@ class TestDriver:
         """Append one event to a topic; without a timestamp it gets the time of the driver's clock."""
         with self._topic(topic).producer() as send:
             send(value, key=key, timestamp_ms=timestamp_ms, headers=headers)
+
+    def producer(self, topic: str | Topic) -> Producer:
+        """A producer of a topic, for many events at once: they become one segment."""
+        return self._topic(topic).producer()
 
     def send_all(self, topic: str | Topic, values: Iterable[Any], key: Callable[[Any], Any] | Any = None) -> None:
         """Append many events; `key` is one key or a function of the value. `CRASH` among them marks a place to die."""
