@@ -2,10 +2,11 @@
 
 import shutil
 import tempfile
+import threading
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from penstock import names
 from penstock.clock import Clock, IdFactory, SystemClock, random_ids
@@ -82,6 +83,8 @@ class Application:
         self.settings = Settings(partitions, snapshots, retain, check_policy(on_error), max_events_per_epoch)
         self._clock = clock or SystemClock()
         self._ids = ids or random_ids()
+        self._addresses = _absolute(broker_address), _absolute(state_dir)
+        self._stop = threading.Event()
         self._broker = open_storage(broker_address)
         self._state = sub(open_storage(state_dir), consumer_group)
         self._local_dir = Path(local_dir) if local_dir else Path(tempfile.gettempdir()) / "penstock"
@@ -143,6 +146,53 @@ class Application:
         settle(self._state, names.ended(claim.run), b"")
         shutil.rmtree(self._local_dir / self.consumer_group, ignore_errors=True)
 
+    def run(
+        self,
+        until: Literal["caught-up"] | None = None,
+        count: int | None = None,
+        timeout: timedelta | None = None,
+        restarts: int = 0,
+        master: str = "local[*]",
+        spark: Any = None,
+        trigger: timedelta = timedelta(0),
+    ) -> None:
+        """Run on Spark until SIGINT, SIGTERM or `stop()`, and then to the end of the epoch under way.
+
+        `until="caught-up"` ends when the input does, `count` after so many events, `timeout` after so much time.
+        After a failure it is started again up to `restarts` times, with growing pauses. `master` is Spark's (a
+        session is made for the run), or `spark` is a `SparkSession` of yours. Epochs follow each other at once, or at
+        the interval `trigger`. A second run of the same application takes over: the first stops, saying so.
+        """
+        from penstock.spark.query import Places
+        from penstock.spark.running import Until, run_on_spark
+
+        if not self.plan.steps:
+            raise InvalidError("the application has no steps; begin with app.dataframe(app.topic(name))")
+        if until not in (None, "caught-up"):
+            raise InvalidError(f'until is {until!r}; it is "caught-up" or not given')
+        for what, address in (("broker_address", self._addresses[0]), ("state_dir", self._addresses[1])):
+            if address.startswith("memory://"):
+                raise InvalidError(f"{what} is {address!r}: Spark's workers are other processes and cannot see this one's memory")
+        self._stop.clear()
+        local = None if self._store == "memory" else self._local_dir.absolute() / self.consumer_group
+        run_on_spark(
+            self.consumer_group,
+            lambda: Run(self.plan, self.settings, self._state, self._open_log, self._clock, self._ids),
+            Places(self._addresses[0], self._state, local),
+            self.settings.max_events_per_epoch,
+            master,
+            spark,
+            trigger,
+            Until(until == "caught-up", count, timeout),
+            restarts,
+            self._stop,
+            self._clock,
+        )
+
+    def stop(self) -> None:
+        """Let `run()`, in whichever thread it is, end after the epoch under way."""
+        self._stop.set()
+
     def runner(self) -> Runner:
         """Start a run of this application in this process, without Spark: for learning, and for small things."""
         return start(self, self.plan, self._state, self._shelf, self._open_log, self._clock, self._ids)
@@ -171,6 +221,11 @@ def start(
     run = Run(plan, app.settings, storage, open_log, clock, ids)
     replicas = shelf(run.coordinator.history, run.coordinator.run)
     return Runner(run, storage, replicas, ids, app.settings.max_events_per_epoch)
+
+
+def _absolute(address: str | Path) -> str:
+    """An address that means the same in every process of this machine."""
+    return address if isinstance(address, str) and "://" in address else str(Path(address).absolute())
 
 
 def _check_name(what: str, name: Any) -> None:
