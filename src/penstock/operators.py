@@ -21,6 +21,7 @@ from penstock.failures import Failures
 from penstock.plan import Call, StatefulMap, Step
 from penstock.state.codec import Codec
 from penstock.state.handles import State, remove_expired
+from penstock.state.keys import shown
 from penstock.state.overlay import ABSENT, UNREAD, VALUE, KeyedState, KeyTable, Mark
 
 
@@ -220,7 +221,7 @@ class StatefulMapOperator(PerEvent):
         fn, default, cells, keys = self.fn, self._default, self._cells, self.scope.table.keys
         live, stored, read, write = cells.live, cells.stored, cells.read, cells.write
         absent, unread, mark = ABSENT, UNREAD, Mark
-        plain = cells.exact - {type(None)}
+        plain = cells.plain - {type(None)}
         for value, k in zip(islice(batch.values, start, None), batch.keys[start:].tolist(), strict=True):
             state = live[k]
             if state.__class__ is mark:
@@ -228,7 +229,11 @@ class StatefulMapOperator(PerEvent):
                 if state is absent:
                     require_key(self.scope.table, k)
                     state = default()
-            output, state = fn(keys[k], value, state)
+            returned = fn(keys[k], value, state)
+            try:
+                output, state = returned
+            except (TypeError, ValueError) as error:
+                raise _no_pair(returned) from error
             if state.__class__ in plain:
                 live[k] = state
             elif state is None:
@@ -236,3 +241,7 @@ class StatefulMapOperator(PerEvent):
             else:
                 write(k, state)
             add(output)
+
+
+def _no_pair(returned: Any) -> InvalidError:
+    return InvalidError(f"the function returned {shown(returned)}; it must return a pair: (output, new state)")

@@ -84,7 +84,7 @@ class State:
             cells = self._open(name)
         if self._keyed.journal is not None:
             self._remember(cells)
-        if value.__class__ in cells.exact:
+        if value.__class__ in cells.plain:
             cells.live[self.k] = value
         else:
             cells.write(self.k, value)

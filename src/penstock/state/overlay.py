@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator, Sequence
+from math import isfinite
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +19,7 @@ import pyarrow.compute as pc
 
 from penstock.errors import InvalidError
 from penstock.state.codec import Codec
-from penstock.state.keys import Key, decode_key, encode_key, key_group
+from penstock.state.keys import Key, decode_key, encode_key, key_group, shown
 from penstock.state.segments import segment_table
 from penstock.state.store import DUES, MAX_ROW_KEY_BYTES, Store, unpack_dues
 
@@ -181,6 +182,7 @@ class Cells:
         "frozen",
         "live",
         "part",
+        "plain",
         "stored",
         "stored_dues",
     )
@@ -190,6 +192,7 @@ class Cells:
         self.part = part
         self.codec = codec
         self.exact = codec.exact
+        self.plain = codec.exact - {float}  # a float may be one that the codec cannot hold: write() looks
         self.live: list[Any] = []
         self.frozen: list[bytes | None] = []
         self.stored: list[bytes | None] = []
@@ -264,7 +267,7 @@ class Cells:
 
     def write(self, k: int, value: Any) -> None:
         """Set the value of a key: a value that can change is encoded at once, so later changes to it are not seen."""
-        if value.__class__ in self.exact:
+        if value.__class__ in self.exact and (value.__class__ is not float or isfinite(value)):
             self.live[k] = value
             return
         self.frozen[k] = self.codec.checked_encode(value)
@@ -272,15 +275,19 @@ class Cells:
 
     def changes(self) -> tuple[list[int], list[bytes | None]]:
         """The numbers and the new bytes (None: deleted) of the keys whose rows are not what is stored."""
-        encode, checked, frozen, live = self.codec.encode, self.codec.checked_encode, self.frozen, self.live
+        encode, frozen, live = self.codec.encode, self.frozen, self.live
         # Who deletes a row has looked at it before, so what was never fetched can only be written.
         self.stored.extend([None] * (len(live) - len(self.stored)))
         dues, stored_dues = self.dues, self.stored_dues
         numbers: list[int] = []
         changed: list[bytes | None] = []
+        data: bytes | None
         for k, (value, stored) in enumerate(zip(live, self.stored, strict=True)):
-            if value.__class__ is not Mark:  # of the exact values, only a float can be one that the codec cannot hold
-                data = checked(value) if value.__class__ is float else encode(value)
+            if value.__class__ is not Mark:
+                try:
+                    data = encode(value)
+                except Exception as error:
+                    raise self._unfit(k, value, error) from error
             elif value is UNREAD:
                 continue
             else:
@@ -289,6 +296,12 @@ class Cells:
                 numbers.append(k)
                 changed.append(data)
         return numbers, changed
+
+    def _unfit(self, k: int, value: Any, error: Exception) -> InvalidError:
+        return InvalidError(
+            f"the new state {shown(value)} of key {shown(self._state.table.keys[k])} cannot be written with the codec "
+            f'"{self.codec.name}": {error}; return a state that it can hold, or give the step another codec'
+        )
 
 
 RowWrite = tuple[bytes | None, int | None, int | None]
