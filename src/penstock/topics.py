@@ -45,7 +45,7 @@ def raw_key_groups(codec: KeyCodec, keys: pa.Array) -> npt.NDArray[np.uint16]:
     """The key group of each of a topic's keys as stored: `raw_key_group` for many, each different key once.
 
     >>> raw_key_groups(key_codec("int"), pa.array([b"7", None, b"7"], pa.binary())).tolist()
-    [3441, 0, 3441]
+    [1681, 0, 1681]
     """
     different = keys.dictionary_encode()
     raw = different.dictionary

@@ -1,8 +1,9 @@
 """Compaction: which segments to merge, and merging them.
 
 Invariants:
-- The number of segments of a partition stays below MAX_SEGMENTS, however many epochs there were.
-- A row is rewritten about once each time the state doubles, not once per snapshot: the work follows what is written.
+- A partition has at most MAX_SEGMENTS segments, however many epochs there were.
+- A segment is rewritten only together with newer ones that weigh as much: each time a row is written again, it comes to
+  stand in a segment of twice the size. So the work follows what is written, not what is there.
 """
 
 from collections.abc import Sequence
@@ -15,29 +16,31 @@ MAX_SEGMENTS = 64
 
 
 def choose_run(sizes: Sequence[int]) -> int:
-    """Where the run to merge begins: it reaches back as long as what is newer weighs as much as the next older one.
+    """Where the run to merge begins: at the oldest segment that all newer ones together outweigh or equal.
 
-    So a large snapshot is merged only when the changes since have grown as large, and small ones are merged at once.
+    What stays before it is a row of segments of which each outweighs all behind it: there cannot be many. A run of one
+    segment means that there is nothing to merge.
 
-    >>> choose_run([1000, 10, 5]), choose_run([100, 60, 50]), choose_run([7, 7])
-    (1, 0, 0)
+    >>> choose_run([1000, 10, 8, 2]), choose_run([100, 60, 50]), choose_run([1000, 10])
+    (1, 0, 1)
     """
-    start = len(sizes) - 1
-    weight = sizes[start] if sizes else 0
-    while start > 0 and (weight >= sizes[start - 1] or start == len(sizes) - 1):
-        start -= 1
-        weight += sizes[start]
+    weight, start = 0, len(sizes) - 1
+    for index in range(len(sizes) - 1, -1, -1):
+        if weight >= sizes[index]:
+            start = index
+        weight += sizes[index]
     return max(0, start)
 
 
 def runs_to_compact(view: View, due: bool) -> dict[str, dict[int, tuple[SegmentRef, ...]]]:
-    """The run to merge in each partition of each step: all partitions when it is time, else those with too many."""
+    """The run to merge in each partition of each step: where there is one when it is time, else only where it must."""
     runs: dict[str, dict[int, tuple[SegmentRef, ...]]] = {}
     for step, parts in view.segments.items():
         for partition, refs in parts.items():
             if len(refs) >= MAX_SEGMENTS or (due and len(refs) > 1):
-                start = choose_run([ref.rows for ref in refs])
-                runs.setdefault(step, {})[partition] = refs[start:]
+                run = refs[choose_run([ref.rows for ref in refs]) :]
+                if len(run) > 1:
+                    runs.setdefault(step, {})[partition] = run
     return runs
 
 

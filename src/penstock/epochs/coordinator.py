@@ -1,12 +1,15 @@
 """The coordinator: carries the protocol out on storage. It belongs to one run and lives on the driver.
 
 Invariants:
-- Before it commits, it looks whether a newer run has claimed the application; if so it stops.
+- Before and after it commits, it looks whether a newer run has claimed the application; if so it stops, and leaves
+  publishing to that one: a run that was asleep for long cannot publish an epoch that was decided otherwise meanwhile.
 - It goes on to the next epoch only when every sink has published the last one.
 - Old records go before the files they name, so a crash while collecting leaves orphans and never a broken record.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -16,7 +19,6 @@ from penstock import names
 from penstock.clock import Clock, IdFactory
 from penstock.epochs.compaction import runs_to_compact
 from penstock.epochs.protocol import (
-    Committed,
     Complete,
     Lost,
     Overtaken,
@@ -46,14 +48,17 @@ from penstock.epochs.records import (
     pack,
     unpack,
 )
-from penstock.errors import ConflictError, CorruptionError, InvalidError, MissingError
+from penstock.errors import ConflictError, CorruptionError, InvalidError, MissingError, StorageError
 from penstock.process import Owner, this_process
 from penstock.state.keys import KEY_GROUPS
+from penstock.state.store import NO_EPOCH
 from penstock.storage import Storage, settle
 from penstock.topics import Position
 
 FULL_EVERY = 50
 MAX_CLAIM_ATTEMPTS = 100
+MAX_LOAD_ATTEMPTS = 10
+_NUMBERED = re.compile(r"(.*/)?[0-9]{20}[^/]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,10 +111,10 @@ class Coordinator:
         self._retain = retain
         self.history = open_format(storage, ids).history
         self.run = claim_run(storage, ids).run
-        self._retained = load_retained(storage, self.history)
+        with self.owning():
+            self._retained = load_retained(storage, self.history)
         self.view = fold(self._retained.oldest, self._retained.records)
-        if reason := incompatible(self.view, shape.steps, shape.partitions):
-            raise InvalidError(reason)
+        self._refuse_if_incompatible()
 
     @property
     def last(self) -> EpochRecord | None:
@@ -126,7 +131,7 @@ class Coordinator:
         clock_ms = max(self._clock.now_ms(), self.view.clock_ms)
         compacts = clock_ms - self.view.compacted_ms >= self._snapshot_ms
         runs = runs_to_compact(self.view, compacts)
-        oldest = self._retained.oldest.epoch
+        oldest = max(0, self._retained.oldest.epoch)
         return Assignment(epoch, self.view, oldest, clock_ms, self.view.watermark_ms, runs, compacts)
 
     def check(self, rows: Sequence[ControlRow]) -> Complete | RunAgain:
@@ -141,6 +146,7 @@ class Coordinator:
         sinks: Mapping[str, Position],
     ) -> EpochRecord:
         """Commit an epoch; returns the record that stands, which may be an older run's (see Overtaken)."""
+        assert assignment.epoch == self.view.epoch + 1, f"epoch {assignment.epoch} was assigned before another commit"
         self._stop_if_owned_by_another()
         ours = self._record(assignment, complete, positions, sinks)
         name = names.epoch_record(ours.epoch)
@@ -148,9 +154,11 @@ class Coordinator:
         decision = decide_commit(ours, stands)
         if isinstance(decision, Lost):
             raise ConflictError(decision.reason)
+        self._stop_if_owned_by_another()
         record = decision.record if isinstance(decision, Overtaken) else ours
         self.view = after(self.view, record)
         self._retained = Retained(self._retained.oldest, (*self._retained.records, record))
+        self._refuse_if_incompatible()
         return record
 
     def publish(self, record: EpochRecord, publish: Callable[[str, EpochRecord], None]) -> None:
@@ -158,42 +166,63 @@ class Coordinator:
         for sink in sorted({ref.sink for ref in record.outbox}):
             mark = names.published(sink, record.epoch)
             if not self._is_published(mark):
-                publish(sink, record)
+                with self.owning():
+                    publish(sink, record)
                 settle(self._storage, mark, b"")
         if (record.epoch + 1) % FULL_EVERY == 0:
             self.collect()
 
     def collect(self) -> None:
         """Write a full record, forget epochs that are no longer retained, delete what none of the rest names."""
-        settle(self._storage, names.full_record(self.view.epoch), pack(self.view))
-        oldest = self._newest_full_before(max(0, self.view.epoch - self._retain))
+        if self.view.epoch == NO_EPOCH:
+            return
+        name = names.full_record(self.view.epoch)
+        if unpack(name, settle(self._storage, name, pack(self.view)), View) != self.view:
+            raise CorruptionError(name, "it differs from what the records add up to", self.view.epoch)
+        # The record of the last epoch is always kept: after a crash it says what to publish.
+        oldest = self._newest_full_before(self.view.epoch - max(1, self._retain))
         if oldest is not None and oldest.epoch > self._retained.oldest.epoch:
             behind = tuple(r for r in self._retained.records if r.epoch > oldest.epoch)
             self._retained = Retained(oldest, behind)
             self._forget(oldest.epoch)
-        files = [name for folder in (names.SEGMENTS, names.OUTBOX) for name in self._storage.list(folder)]
+        files = [name for folder in (names.SEGMENTS, names.OUTBOX) for name in _listed(self._storage, folder)]
         self._storage.delete(what_to_collect(files, self._retained.names(), self.view.epoch))
+
+    @contextmanager
+    def owning(self) -> Iterator[None]:
+        """What is found missing in here is a conflict, if a newer run owns the application and has tidied up."""
+        try:
+            yield
+        except (CorruptionError, MissingError):
+            self._stop_if_owned_by_another()
+            raise
 
     def end(self) -> None:
         """Say that this run ended by itself."""
         settle(self._storage, names.ended(self.run), b"")
 
     def _forget(self, oldest: int) -> None:
-        self._storage.delete(what_to_forget(self._storage.list(names.EPOCHS), oldest))
-        self._storage.delete(what_to_forget(self._storage.list(names.PUBLISHED), oldest))
-        self._storage.delete(what_to_forget(self._storage.list(names.RUNS), self.run))
+        self._storage.delete(what_to_forget(_listed(self._storage, names.EPOCHS), oldest))
+        self._storage.delete(what_to_forget(_listed(self._storage, names.PUBLISHED), oldest))
+        self._storage.delete(what_to_forget(_listed(self._storage, names.RUNS), self.run))
 
     def _newest_full_before(self, epoch: int) -> View | None:
-        fulls = [n for n in self._storage.list(names.EPOCHS) if n.endswith(names.FULL_SUFFIX) and names.number_of(n) <= epoch]
-        return unpack(fulls[-1], self._storage.read(fulls[-1]), View) if fulls else None
+        fulls = [number for number in _epochs(self._storage)[1] if number <= epoch]
+        try:
+            return _full_view(self._storage, fulls[-1], self.history) if fulls else None
+        except MissingError:  # a newer run has just forgotten it, and tidies up itself
+            return None
+
+    def _refuse_if_incompatible(self) -> None:
+        if reason := incompatible(self.view, self._shape.steps, self._shape.partitions):
+            raise InvalidError(reason)
 
     def _stop_if_owned_by_another(self) -> None:
-        newer = self._storage.list(names.RUNS, after=names.ended(self.run))
-        newest = max((names.number_of(name) for name in newer), default=self.run)
-        decision = decide_owner(self.run, newest)
+        # The listing begins right before our own claim.
+        claims = _listed(self._storage, names.RUNS, after=names.ended(self.run))
+        decision = decide_owner(self.run, max(map(names.number_of, claims), default=0))
         if isinstance(decision, Lost):
             raise ConflictError(decision.reason)
-        assert isinstance(decision, Committed)
 
     def _is_published(self, mark: str) -> bool:
         try:
@@ -243,7 +272,7 @@ def open_format(storage: Storage, ids: IdFactory) -> Format:
     try:
         data = storage.read(names.FORMAT)
     except MissingError:
-        if storage.list(names.EPOCHS):
+        if _listed(storage, names.EPOCHS):
             raise CorruptionError(names.FORMAT, "it is missing, but there are epochs") from None
         data = settle(storage, names.FORMAT, pack(Format(FORMAT_VERSION, KEY_GROUPS, ids())))
     found = unpack(names.FORMAT, data, Format)
@@ -257,14 +286,22 @@ def open_format(storage: Storage, ids: IdFactory) -> Format:
 
 def newest_claim(storage: Storage) -> Claim | None:
     """The newest run that claimed the application."""
-    claims = [name for name in storage.list(names.RUNS) if name.endswith(".json")]
-    return msgspec.json.decode(storage.read(claims[-1]), type=Claim) if claims else None
+    for _ in range(MAX_CLAIM_ATTEMPTS):
+        claims = [name for name in _listed(storage, names.RUNS) if name.endswith(".json")]
+        if not claims:
+            return None
+        try:
+            return msgspec.json.decode(storage.read(claims[-1]), type=Claim)
+        except MissingError:  # a newer run has claimed it meanwhile, and forgotten the older ones
+            continue
+        except msgspec.DecodeError as error:
+            raise CorruptionError(claims[-1], f"it cannot be read ({error})") from error
+    raise ConflictError(f"{MAX_CLAIM_ATTEMPTS} other runs were started at the same moment; start only one")
 
 
 def claim_run(storage: Storage, ids: IdFactory) -> Claim:
     """Claim the application for a new run: from now on every older one stops at its next commit."""
-    newest = newest_claim(storage)
-    number = 1 if newest is None else newest.run + 1
+    number = max(map(names.number_of, _listed(storage, names.RUNS)), default=0) + 1
     for run in range(number, number + MAX_CLAIM_ATTEMPTS):
         ours = Claim(run, ids(), this_process())
         data = msgspec.json.encode(ours)
@@ -275,27 +312,60 @@ def claim_run(storage: Storage, ids: IdFactory) -> Claim:
 
 def load_retained(storage: Storage, history: str) -> Retained:
     """All epochs that can still be read, verified: none is missing in between, each follows the one before."""
-    found = storage.list(names.EPOCHS)
-    fulls = [name for name in found if name.endswith(names.FULL_SUFFIX)]
-    oldest = unpack(fulls[0], storage.read(fulls[0]), View) if fulls else View(history)
-    numbers = sorted(names.number_of(name) for name in found if not name.endswith(names.FULL_SUFFIX))
-    if fulls and numbers and numbers[0] == 0:
-        oldest = View(history)  # nothing was forgotten yet: every epoch is there from the first on
-    behind = [number for number in numbers if number > oldest.epoch]
+    for _ in range(MAX_LOAD_ATTEMPTS):
+        try:
+            return _load(storage, history)
+        except MissingError:  # an older run that is still under way forgets old epochs at this moment
+            continue
+    raise StorageError(f"the epochs were changed {MAX_LOAD_ATTEMPTS} times while they were read; try again")
+
+
+def _load(storage: Storage, history: str) -> Retained:
+    # Witnesses of a commit are listed before the records, lest one that is added at this moment seem to be missing.
+    witnesses = [*_listed(storage, names.PUBLISHED), *_listed(storage, names.EPOCHS)]
+    newest = max(map(names.number_of, witnesses), default=NO_EPOCH)
+    numbers, fulls = _epochs(storage)
+    # Epochs are forgotten from the first on, so if the first two are there, all are. (Not the first alone: that may be
+    # the late work of a run that slept for long, as may be a full record without the record of its epoch.)
+    whole = numbers[:2] in ([0], [0, 1]) or not fulls
+    oldest = View(history) if whole else _full_view(storage, fulls[0], history)
     records: list[EpochRecord] = []
-    for expected, number in enumerate(behind, oldest.epoch + 1):
+    for expected, number in enumerate((n for n in numbers if n > oldest.epoch), oldest.epoch + 1):
         if number != expected:
-            raise CorruptionError(names.epoch_record(expected), f"it is missing, but epoch {number} is there", expected - 1)
+            raise _lost(expected, number)
         name = names.epoch_record(number)
-        records.append(unpack(name, storage.read(name), EpochRecord, number - 1))
-    retained = Retained(oldest, tuple(records))
-    _check_marks(storage, oldest.epoch + len(records), fulls)
-    return retained
-
-
-def _check_marks(storage: Storage, last: int, fulls: Sequence[str]) -> None:
-    """The last record itself may be lost: then something that came after its commit is still there."""
-    witnesses = [*storage.list(names.PUBLISHED), *fulls]
-    newest = max((names.number_of(name) for name in witnesses), default=last)
+        record = unpack(name, storage.read(name), EpochRecord, number - 1)
+        if (record.epoch, record.history) != (number, history):
+            found = f"it is epoch {record.epoch} of history {record.history}, not epoch {number} of {history}"
+            raise CorruptionError(name, found, number - 1 if number else None)
+        records.append(record)
+    last = oldest.epoch + len(records)
     if newest > last:
-        raise CorruptionError(names.epoch_record(newest), "it is missing, but was committed", last)
+        raise _lost(last + 1, newest)
+    return Retained(oldest, tuple(records))
+
+
+def _lost(missing: int, there: int) -> CorruptionError:
+    found = f"it is missing, but epoch {there} was committed"
+    return CorruptionError(names.epoch_record(missing), found, missing - 1 if missing else None)
+
+
+def _full_view(storage: Storage, epoch: int, history: str) -> View:
+    name = names.full_record(epoch)
+    view = unpack(name, storage.read(name), View)
+    if (view.epoch, view.history) != (epoch, history):
+        raise CorruptionError(name, f"it is epoch {view.epoch} of history {view.history}, not {epoch} of {history}")
+    return view
+
+
+def _epochs(storage: Storage) -> tuple[list[int], list[int]]:
+    """The epochs that have a record, and those of them that have a full record too."""
+    listed = set(_listed(storage, names.EPOCHS))
+    numbers = sorted({names.number_of(name) for name in listed})
+    committed = [number for number in numbers if names.epoch_record(number) in listed]
+    return committed, [number for number in committed if names.full_record(number) in listed]
+
+
+def _listed(storage: Storage, folder: str, after: str = "") -> list[str]:
+    """What is in a folder, without files that are not ours."""
+    return [name for name in storage.list(folder, after) if _NUMBERED.fullmatch(name)]

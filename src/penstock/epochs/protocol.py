@@ -7,7 +7,6 @@ Invariants:
 - Nothing that a retained epoch names is ever collected, nor anything that a commit may still name.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
@@ -64,19 +63,17 @@ class RunAgain:
 
 def check_answers(rows: Sequence[ControlRow], stages: int, partitions: int) -> Complete | RunAgain:
     """Whether there is exactly one answer for each (stage, partition); the same one twice counts once."""
-    distinct: list[ControlRow] = []
+    answers: dict[tuple[int, int], list[ControlRow]] = {(s, p): [] for s in range(stages) for p in range(partitions)}
     for row in rows:
-        if row not in distinct:
-            distinct.append(row)
-    found = Counter((row.stage, row.partition) for row in distinct)
-    for stage in range(stages):
-        for partition in range(partitions):
-            count = found.pop((stage, partition), 0)
-            if count != 1:
-                return RunAgain(f"stage {stage}, partition {partition} gave {count} different answers instead of one")
-    if found:
-        return RunAgain(f"there are answers of partitions that do not exist: {sorted(found)}")
-    return Complete(tuple(sorted(distinct, key=lambda row: (row.stage, row.partition))))
+        given = answers.get((row.stage, row.partition))
+        if given is None:
+            return RunAgain(f"stage {row.stage}, partition {row.partition} answered, but does not exist")
+        if row not in given:
+            given.append(row)
+    for (stage, partition), given in answers.items():
+        if len(given) != 1:
+            return RunAgain(f"stage {stage}, partition {partition} gave {len(given)} different answers instead of one")
+    return Complete(tuple(row for given in answers.values() for row in given))
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +99,12 @@ def decide_commit(ours: EpochRecord, stands: EpochRecord) -> Committed | Overtak
     """Who committed an epoch, from our record and the one that stands; a lost answer shows as our own write id."""
     if stands.write_id == ours.write_id and stands.run == ours.run:
         return Committed()
-    if stands.history == ours.history and stands.run < ours.run:
+    if stands.history != ours.history:
+        return Lost(
+            f"epoch {ours.epoch} belongs to another history: the state was cleared and begun anew while run {ours.run} "
+            f"was under way; run {ours.run} stops here: start the application again"
+        )
+    if stands.run < ours.run:
         return Overtaken(stands)
     return Lost(owned_by(stands.run, ours.run))
 
@@ -115,9 +117,23 @@ def owned_by(newer: int, ours: int) -> str:
     )
 
 
-def decide_owner(ours: int, newest: int) -> Committed | Lost:
-    """Whether we still own the application, given the newest run that claimed it."""
-    return Committed() if newest <= ours else Lost(owned_by(newest, ours))
+@dataclass(frozen=True, slots=True)
+class Ours:
+    """No newer run has claimed the application."""
+
+
+def decide_owner(ours: int, newest: int) -> Ours | Lost:
+    """Whether we still own the application, given the newest run whose claim is there (0: there is none).
+
+    >>> decide_owner(7, 7)
+    Ours()
+    """
+    if newest < ours:
+        return Lost(
+            f"the claim of run {ours} is gone: the state was deleted while it was under way; run {ours} stops here: "
+            f"start the application again"
+        )
+    return Ours() if newest == ours else Lost(owned_by(newest, ours))
 
 
 @dataclass(frozen=True, slots=True)

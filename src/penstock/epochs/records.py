@@ -58,7 +58,7 @@ class Compacted(msgspec.Struct, frozen=True):
 
 
 class ControlRow(msgspec.Struct, frozen=True):
-    """What a task returns: the names of everything it wrote, and what it counted. Nothing of it holds before the commit."""
+    """What a task returns: the names of all it wrote, and what it counted. Nothing of it holds before the commit."""
 
     stage: int
     partition: int
@@ -192,6 +192,8 @@ def pack(value: Format | EpochRecord | View) -> bytes:
 
 def unpack(name: str, data: bytes, kind: type[Stored], last_good_epoch: int | None = None) -> Stored:
     """The inverse of pack; CorruptionError if the bytes are not those that were packed."""
+    if last_good_epoch == NO_EPOCH:
+        last_good_epoch = None
     try:
         envelope = msgspec.json.decode(data, type=_Envelope)
         body = bytes(envelope.body)
