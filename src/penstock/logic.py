@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from penstock.batches import NO_ROW, NOWHERE, Batch, Origin
+from penstock.batches import NO_ROW, NOWHERE, Batch, Origin, copied
 from penstock.errors import InvalidError
 from penstock.events import Event, Headers
 from penstock.operators import PerEvent, Scope, default_state, require_key
@@ -23,8 +23,9 @@ from penstock.plan import StatefulOp, Step
 from penstock.state.handles import ListState, MapState, States, Timer, Timers, due_timers
 from penstock.state.keys import Key
 from penstock.state.overlay import ABSENT, VALUE, KeyedState
+from penstock.topics import checked_headers
 
-MAX_TIMER_ROUNDS = 1000
+_MAX_INT64 = (1 << 63) - 1
 
 
 class StatefulLogic:
@@ -68,23 +69,29 @@ class StatefulLogic:
         """The end of each epoch; `states` are those of all keys of this partition. Emitted events need a key."""
 
     def on_schedule(self, states: States, emit: Emit) -> None:
-        """The first epoch of each interval of `schedule`. Emitted events need a key."""
+        """The first epoch in each new interval of `schedule`; the very first epoch is in none. Emitted events need a key."""
 
     @property
     def timers(self) -> Timers:
         """The timers of the key at hand, in on_data and on_timer."""
-        assert self._timers is not None, "timers belong to a key: use them in on_data and on_timer"
+        if self._timers is None:
+            raise InvalidError(
+                "timers, list_state() and map_state() belong to a key, and there is none at hand here; "
+                "use them in on_data and on_timer"
+            )
         return self._timers
 
     def list_state(self, name: str) -> ListState:
         """A large list of the key at hand."""
-        assert self._keyed is not None
-        return ListState(self._keyed, self.timers.k, name)
+        k = self.timers.k
+        assert self._keyed is not None, "who has timers has state"
+        return ListState(self._keyed, k, name)
 
     def map_state(self, name: str) -> MapState:
         """A large mapping of the key at hand."""
-        assert self._keyed is not None
-        return MapState(self._keyed, self.timers.k, name)
+        k = self.timers.k
+        assert self._keyed is not None, "who has timers has state"
+        return MapState(self._keyed, k, name)
 
 
 class Emit(Protocol):
@@ -127,15 +134,17 @@ class _Emitter:
                 f"emit() was given key {key!r}, but the event at hand has key {self._scope.table.keys[k]!r}; an "
                 f"emitted event keeps the key of its input: change it afterwards with key_by()"
             )
-        self.values.append(value)
+        time_ms = self.time_ms if timestamp_ms is None else self._checked(timestamp_ms)
+        own_headers = self.headers if headers is None else checked_headers(headers)
+        self.values.append(copied(value))  # the logic may go on to change it
         self.keys.append(k)
-        self.times.append(self.time_ms if timestamp_ms is None else self._checked(timestamp_ms))
+        self.times.append(time_ms)
         self.rows.append(self.row)
-        self.header_rows.append(self.headers if headers is None else headers)
+        self.header_rows.append(own_headers)
 
     def _checked(self, timestamp_ms: int) -> int:
         watermark_ms = self._scope.watermark_ms
-        if timestamp_ms.__class__ is not int:
+        if timestamp_ms.__class__ is not int or abs(timestamp_ms) > _MAX_INT64:
             raise InvalidError(f"emit() was given timestamp_ms={timestamp_ms!r}; it is a whole number of milliseconds")
         if watermark_ms is not None and timestamp_ms < min(watermark_ms, self.time_ms):
             raise InvalidError(
@@ -216,7 +225,7 @@ class StatefulOpOperator(PerEvent):
         emit.time_ms = self.scope.clock_ms if self.scope.watermark_ms is None else self.scope.watermark_ms
         self._fire_timers(emit)
         self._keyed.journal = None
-        emit.key_number = None
+        emit.key_number = self._logic._timers = None
         states = States(self._keyed)
         watermark_ms = self.scope.watermark_ms
         self._call(self._logic.on_epoch, lambda: self._logic.on_epoch(watermark_ms, states, emit))
@@ -225,18 +234,13 @@ class StatefulOpOperator(PerEvent):
         return emit.batch(NOWHERE) if emit.values else None
 
     def _fire_timers(self, emit: _Emitter) -> None:
-        for _ in range(MAX_TIMER_ROUNDS):
-            due = due_timers(self._keyed, self.scope.watermark_ms, self.scope.clock_ms)
-            if not due:
-                return
-            for key, timer in due:
-                self._fire(key, timer, emit)
+        for key, timer in due_timers(self._keyed, self.scope.watermark_ms, self.scope.clock_ms):
+            self._fire(key, timer, emit)
 
     def _fire(self, key: Key, timer: Timer, emit: _Emitter) -> None:
         k = self.scope.table.number(key)
         self._cells.grow()
         self._timers.k = emit.key_number = k
-        self._timers.cancel(timer.name)
         emitted = len(emit.values)
         if self._keyed.journal is not None:
             self._keyed.journal = []

@@ -100,6 +100,8 @@ class CallOperator(PerEvent):
 
     def process(self, batch: Batch) -> Batch:
         """Call the function for each event and do with the results what the kind of the call says."""
+        if self._keyed is not None:
+            self._keyed.grow()
         results: list[Any] = []
         undo = (lambda: None) if self._keyed is None else self._keyed.rollback
         failed = self._guarded(batch, results, lambda start: self._run(batch, start, results), undo)
@@ -195,7 +197,7 @@ def default_state(default: Any, codec: Codec) -> Callable[[], Any]:
     """A function that gives each key a default of its own."""
     if callable(default):
         return default  # type: ignore[no-any-return]
-    if default.__class__ in codec.exact:
+    if default is None or default.__class__ in codec.exact:
         return lambda: default
     data = codec.checked_encode(default)
     return lambda: codec.decode(data)

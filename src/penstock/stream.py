@@ -1,6 +1,7 @@
 """Streams: how the user builds a plan, step by step."""
 
 from collections.abc import Callable, Iterable, Sequence
+from datetime import timedelta
 from typing import Any
 
 from penstock.columns import Column, as_column, field
@@ -8,7 +9,7 @@ from penstock.errors import InvalidError
 from penstock.failures import describe
 from penstock.logic import StatefulLogic
 from penstock.plan import Call, CallKind, Concat, Plan, Rekey, StatefulMap, StatefulOp, Step, ToFunction, ToTopic, Work
-from penstock.state.codec import value_codec
+from penstock.state.codec import Codec, value_codec
 from penstock.topics import Topic
 
 
@@ -112,10 +113,7 @@ class Stream:
         that makes one. `state` is the codec of the stored state.
         """
         _require_callable("stateful_map", fn)
-        codec = value_codec(state)
-        if not callable(default):
-            codec.checked_encode(default)
-        return self._add(name, "stateful_map", StatefulMap(fn, default, codec))
+        return self._add(name, "stateful_map", StatefulMap(fn, default, _state_codec(state, default)))
 
     def stateful_op(self, name: str, logic: StatefulLogic, default: Any = None, state: Any = "json") -> "Stream":
         """Run a `StatefulLogic`, which may emit nothing, one or many events, and has timers."""
@@ -124,7 +122,13 @@ class Stream:
                 f"stateful_op({name!r}) was given {logic!r}; it needs an instance of a subclass of "
                 f"StatefulLogic with on_data"
             )
-        return self._add(name, "stateful_op", StatefulOp(logic, default, value_codec(state)))
+        schedule = logic.schedule
+        if schedule is not None and (not isinstance(schedule, timedelta) or schedule < timedelta(milliseconds=1)):
+            raise InvalidError(
+                f"stateful_op({name!r}): the schedule of {type(logic).__name__} is {schedule!r}; it is None, or an "
+                f"interval of a millisecond or more, such as timedelta(seconds=10)"
+            )
+        return self._add(name, "stateful_op", StatefulOp(logic, default, _state_codec(state, default)))
 
     def concat(self, other: "Stream") -> "Stream":
         """The events of both streams, in the order of the source where they have one source."""
@@ -181,6 +185,14 @@ class Stream:
     def _add(self, name: str | None, hint: str, work: Work) -> "Stream":
         hint = "".join(c for c in hint.replace("/", " ") if c.isprintable())[:80]
         return Stream(self._plan, self._plan.add(name, hint, work, (self._step.id,)))
+
+
+def _state_codec(state: Any, default: Any) -> Codec:
+    """The codec of a step's state, if it can hold the default."""
+    codec = value_codec(state)
+    if default is not None and not callable(default):
+        codec.checked_encode(default)
+    return codec
 
 
 def _fields(names: tuple[Any, ...]) -> Callable[[Any], dict[Any, Any]]:

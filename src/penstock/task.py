@@ -33,6 +33,7 @@ from penstock.state.keys import encode_key, group_range, key_groups
 from penstock.state.overlay import KeyedState, KeyTable, number_keys
 from penstock.state.replica import Replicas
 from penstock.state.segments import SegmentRef, write_segment
+from penstock.state.store import NO_EPOCH
 from penstock.storage import Storage, settle
 from penstock.topics import Slice, Topic, topic_segment
 
@@ -146,7 +147,7 @@ class _Task:
             table,
             self._failures,
             assignment.clock_ms,
-            assignment.view.clock_ms,
+            assignment.clock_ms if assignment.view.epoch == NO_EPOCH else assignment.view.clock_ms,
             assignment.watermark_ms,
         )
         for step in self._stage.steps:

@@ -190,7 +190,8 @@ class Producer:
         if len(self._values) >= MAX_BUFFERED_EVENTS or self._bytes >= MAX_BUFFERED_BYTES:
             self.flush()
         if headers:
-            self._headers[len(self._values)] = self._checked_headers(key, headers)
+            where = f"topic {self._topic.name!r}, key {shown(key)}: "
+            self._headers[len(self._values)] = checked_headers(headers, where)
         self._keys.append(raw_key)
         self._values.append(raw_value)
         self._times.append(timestamp_ms)
@@ -223,14 +224,6 @@ class Producer:
         self._known_keys, self._bytes = set(), 0
         return data, origin, checksum, rows
 
-    def _checked_headers(self, key: Any, headers: Headers) -> Headers:
-        if isinstance(headers, tuple | list) and all(map(_is_header, headers)):
-            return tuple((name, value) for name, value in headers)
-        raise InvalidError(
-            f"topic {self._topic.name!r}, key {shown(key)}: the headers {shown(headers)} are not pairs of a str and "
-            f'bytes; give them like (("trace", b"a1"), ("source", b"web"))'
-        )
-
     def _refused(self, value: Any, key: Any, error: Exception) -> InvalidError:
         topic, reason = self._topic, str(error)
         if not isinstance(error, InvalidError):
@@ -250,6 +243,20 @@ class Producer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.flush()
+
+
+def checked_headers(headers: Any, where: str = "") -> Headers:
+    """Headers as given by the user, if they are some; `where` begins the message if they are not.
+
+    >>> checked_headers([["trace", b"a1"]])
+    (('trace', b'a1'),)
+    """
+    if isinstance(headers, tuple | list) and all(map(_is_header, headers)):
+        return tuple((name, value) for name, value in headers)
+    raise InvalidError(
+        f"{where}the headers {shown(headers)} are not pairs of a str and bytes; "
+        f'give them like (("trace", b"a1"), ("source", b"web"))'
+    )
 
 
 def _is_header(header: Any) -> bool:

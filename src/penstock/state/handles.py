@@ -7,8 +7,10 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableMapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, MutableMapping
 from datetime import timedelta
+from heapq import heappop, heappush
 from typing import Any, Literal
 
 import msgspec
@@ -20,6 +22,9 @@ from penstock.state.store import CLOCK_DUE, EVENT_DUE, due_rows
 
 NAME, LIST, MAP, TIMER = b"n", b"l", b"m", b"t"
 MAX_NAME_BYTES = 64
+MAX_FIRINGS = 1000
+MAX_TIME_MS = 1 << 62
+"""Further away than any time that anybody means, and near enough to be added to."""
 
 
 def _name_part(kind: bytes, name: str) -> bytes:
@@ -383,7 +388,7 @@ class Timers:
         self._keyed.put_row(self._row(name), None)
 
     def _set(self, timer: Timer) -> None:
-        if timer.time_ms.__class__ is not int:
+        if timer.time_ms.__class__ is not int or abs(timer.time_ms) > MAX_TIME_MS:
             raise InvalidError(f"the time of a timer is a whole number of milliseconds, {timer.time_ms!r} is not")
         event, clock = (timer.time_ms, None) if timer.clock == "event" else (None, timer.time_ms)
         self._keyed.put_row(self._row(timer.name), msgspec.json.encode(timer), event, clock)
@@ -392,22 +397,44 @@ class Timers:
         return self._keyed.table.prefixes[self.k] + _name_part(TIMER, name)
 
 
-def due_timers(keyed: KeyedState, watermark_ms: int | None, clock_ms: int) -> list[tuple[Key, Timer]]:
-    """The timers whose time has come, with those set in this epoch; earliest first."""
+def due_timers(keyed: KeyedState, watermark_ms: int | None, clock_ms: int) -> Iterator[tuple[Key, Timer]]:
+    """The timers whose time has come, earliest first; also those that are set while this is iterated.
+
+    A timer is taken off before it is given. One that is set again and again for a time that has passed is given
+    MAX_FIRINGS times in an epoch, and then left for the next.
+    """
     limits = ((EVENT_DUE, watermark_ms), (CLOCK_DUE, clock_ms))
     rows = {row for index, until in limits if until is not None for _, row in due_rows(keyed.store, index, until)}
-    rows.update(keyed.written_dues)
-    found = []
-    for row in rows:
-        key, end = split_key(row, 2)
-        data = keyed.get_row(row) if row[end : end + 1] == TIMER else None
-        if data is None:
-            continue
-        timer = msgspec.json.decode(data, type=Timer)
-        until = watermark_ms if timer.clock == "event" else clock_ms
-        if until is not None and timer.time_ms <= until:
-            found.append((timer.time_ms, row, key, timer))
-    return [(key, timer) for _, _, key, timer in sorted(found, key=lambda item: item[:2])]
+    untils = {"event": watermark_ms, "processing": clock_ms}
+    waiting: list[tuple[int, bytes]] = []
+    firings: Counter[bytes] = Counter()
+    keyed.written_dues |= rows
+    while keyed.written_dues or waiting:
+        while keyed.written_dues:
+            row = keyed.written_dues.pop()
+            timer = _timer_at(keyed, row, untils)
+            if timer is not None:
+                heappush(waiting, (timer.time_ms, row))
+        if not waiting:
+            return
+        time_ms, row = heappop(waiting)
+        timer = _timer_at(keyed, row, untils)
+        if timer is None or timer.time_ms != time_ms or firings[row] == MAX_FIRINGS:
+            continue  # cancelled, or set to another time since
+        firings[row] += 1
+        keyed.put_row(row, None)
+        yield split_key(row, 2)[0], timer
+
+
+def _timer_at(keyed: KeyedState, row: bytes, untils: Mapping[str, int | None]) -> Timer | None:
+    """The timer in a row, if there is one and its time has come."""
+    end = split_key(row, 2)[1]
+    data = keyed.get_row(row) if row[end : end + 1] == TIMER else None
+    if data is None:
+        return None
+    timer = msgspec.json.decode(data, type=Timer)
+    until = untils[timer.clock]
+    return timer if until is not None and timer.time_ms <= until else None
 
 
 def remove_expired(keyed: KeyedState, watermark_ms: int | None) -> None:
@@ -454,9 +481,14 @@ class States(MutableMapping[Any, Any]):
         self._cells = keyed.cells(VALUE)
 
     def __getitem__(self, key: Key) -> Any:
-        k = self._keyed.table.number(key)
-        self._cells.grow()
-        value = self._cells.read(k)
+        row = self._keyed.table.place(key)
+        k = self._keyed.table.find(row)
+        if k is None:  # to look at a state is no reason to keep it in memory
+            data = self._keyed.get_row(row)
+            value = ABSENT if data is None else self._keyed.codec.decode(data)
+        else:
+            self._cells.grow()
+            value = self._cells.read(k)
         if value is ABSENT:
             raise KeyError(key)
         return value
@@ -485,11 +517,19 @@ class States(MutableMapping[Any, Any]):
             if row in touched or split_key(row, 2)[1] != len(row):
                 continue
             while at < len(written) and written[at][0] < row:
-                yield table.keys[written[at][1]]
+                yield from self._unless_dropped(written[at][1])
                 at += 1
-            yield decode_key(row[2:])
+            k = table.find(row)
+            if k is None:
+                yield decode_key(row[2:])
+            else:
+                yield from self._unless_dropped(k)
         for _, k in written[at:]:
-            yield table.keys[k]
+            yield from self._unless_dropped(k)
+
+    def _unless_dropped(self, k: int) -> Iterator[Key]:
+        if k >= len(self._cells.live) or self._cells.live[k] is not ABSENT:
+            yield self._keyed.table.keys[k]
 
     def __len__(self) -> int:
         return sum(1 for _ in self)

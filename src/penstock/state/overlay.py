@@ -57,7 +57,8 @@ class KeyTable:
         texts: pa.Array | None,
     ) -> None:
         self.prefixes = prefixes
-        self.groups = groups
+        self._groups = groups
+        self._late_groups: list[int] = []
         self.partition = partition
         self.nulls = nulls
         self.texts = texts
@@ -78,24 +79,41 @@ class KeyTable:
                 self._keys = [None if prefix == NO_KEY else decode_key(prefix[2:]) for prefix in self.prefixes]
         return self._keys
 
-    def number(self, key: Key) -> int:
-        """The number of a key, which gets one if it has none; the key must belong to the partition."""
+    @property
+    def groups(self) -> npt.NDArray[np.uint16]:
+        """The groups of the keys, by number."""
+        if self._late_groups:
+            self._groups = np.append(self._groups, np.array(self._late_groups, np.uint16))
+            self._late_groups = []
+        return self._groups
+
+    def find(self, prefix: bytes) -> int | None:
+        """The number of the key with this row prefix, if it has one."""
         if self._numbers is None:
             self._numbers = {prefix: i for i, prefix in enumerate(self.prefixes)}
+        return self._numbers.get(prefix)
+
+    def place(self, key: Key) -> bytes:
+        """The row prefix of a key, which must belong to the partition."""
         canonical = encode_key(key)
         group = key_group(canonical)
-        prefix = group.to_bytes(2, "big") + canonical
-        found = self._numbers.get(prefix)
-        if found is not None:
-            return found
         if group not in self.partition:
             raise InvalidError(
                 f"key {key!r} belongs to another partition, so its state is not here; "
                 f"emit it under a key of this partition and give it its new key with key_by()"
             )
+        return group.to_bytes(2, "big") + canonical
+
+    def number(self, key: Key) -> int:
+        """The number of a key, which gets one if it has none; the key must belong to the partition."""
+        prefix = self.place(key)
+        found = self.find(prefix)
+        if found is not None:
+            return found
+        assert self._numbers is not None, "find() has made it"
         self.keys.append(key)
         self.prefixes.append(prefix)
-        self.groups = np.append(self.groups, np.uint16(group))
+        self._late_groups.append(int.from_bytes(prefix[:2], "big"))
         self.sorted, self.texts = False, None
         self._numbers[prefix] = len(self.prefixes) - 1
         return self._numbers[prefix]
@@ -329,6 +347,11 @@ class KeyedState:
         if found is None:
             found = self._cells[part] = Cells(self, part, self.codec)
         return found
+
+    def grow(self) -> None:
+        """Make room for keys that got a number since: timers wake keys that no event of this epoch has."""
+        for cells in self._cells.values():
+            cells.grow()
 
     def get_row(self, key: bytes) -> bytes | None:
         """The bytes of a row that is no cell (an element of a collection, a timer)."""
