@@ -83,7 +83,7 @@ class Application:
         self.settings = Settings(partitions, snapshots, retain, check_policy(on_error), max_events_per_epoch)
         self._clock = clock or SystemClock()
         self._ids = ids or random_ids()
-        self._addresses = _absolute(broker_address), _absolute(state_dir)
+        self._addresses = {"broker_address": str(broker_address), "state_dir": str(state_dir)}
         self._stop = threading.Event()
         self._broker = open_storage(broker_address)
         self._state = sub(open_storage(state_dir), consumer_group)
@@ -163,31 +163,35 @@ class Application:
         session is made for the run), or `spark` is a `SparkSession` of yours. Epochs follow each other at once, or at
         the interval `trigger`. A second run of the same application takes over: the first stops, saying so.
         """
-        from penstock.spark.query import Places
-        from penstock.spark.running import Until, run_on_spark
+        from penstock.spark.engine import Places
+        from penstock.spark.running import Job, milliseconds, run_on_spark
 
         if not self.plan.steps:
             raise InvalidError("the application has no steps; begin with app.dataframe(app.topic(name))")
         if until not in (None, "caught-up"):
             raise InvalidError(f'until is {until!r}; it is "caught-up" or not given')
-        for what, address in (("broker_address", self._addresses[0]), ("state_dir", self._addresses[1])):
+        for what, address in self._addresses.items():
             if address.startswith("memory://"):
-                raise InvalidError(f"{what} is {address!r}: Spark's workers are other processes and cannot see this one's memory")
+                raise InvalidError(
+                    f"{what} is {address!r}, but Spark's workers are other processes and cannot see the memory of this "
+                    f"one; use a folder or an object store"
+                )
         self._stop.clear()
         local = None if self._store == "memory" else self._local_dir.absolute() / self.consumer_group
-        run_on_spark(
-            self.consumer_group,
-            lambda: Run(self.plan, self.settings, self._state, self._open_log, self._clock, self._ids),
-            Places(self._addresses[0], self._state, local),
-            self.settings.max_events_per_epoch,
-            master,
-            spark,
-            trigger,
-            Until(until == "caught-up", count, timeout),
-            restarts,
-            self._stop,
-            self._clock,
+        job = Job(
+            name=self.consumer_group,
+            start=lambda: Run(self.plan, self.settings, self._state, self._open_log, self._clock, self._ids),
+            places=Places(self._state, local),
+            limit=self.settings.max_events_per_epoch,
+            trigger_ms=milliseconds(trigger) or 0,
+            until_caught_up=until == "caught-up",
+            count=count,
+            timeout_ms=milliseconds(timeout),
+            restarts=restarts,
+            stop=self._stop,
+            clock=self._clock,
         )
+        run_on_spark(job, master, spark)
 
     def stop(self) -> None:
         """Let `run()`, in whichever thread it is, end after the epoch under way."""
@@ -221,11 +225,6 @@ def start(
     run = Run(plan, app.settings, storage, open_log, clock, ids)
     replicas = shelf(run.coordinator.history, run.coordinator.run)
     return Runner(run, storage, replicas, ids, app.settings.max_events_per_epoch)
-
-
-def _absolute(address: str | Path) -> str:
-    """An address that means the same in every process of this machine."""
-    return address if isinstance(address, str) and "://" in address else str(Path(address).absolute())
 
 
 def _check_name(what: str, name: Any) -> None:

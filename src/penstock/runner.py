@@ -46,6 +46,14 @@ class Answers:
     positions: Mapping[str, Position]
 
 
+@dataclass(frozen=True, slots=True)
+class NewEvents:
+    """What an epoch is to read: slices by source step, and the positions behind them by the step's name."""
+
+    slices: Mapping[int, tuple[Slice, ...]]
+    positions: Mapping[str, Position]
+
+
 class Run:
     """One run of an application, wherever its tasks are executed: from its claim to its end."""
 
@@ -73,6 +81,21 @@ class Run:
         """From where each source is read on, by the name of its step."""
         committed = self.coordinator.view.positions
         return {name: committed.get(name) or _oldest(topic.log) for name, topic in self.program.topics().items()}
+
+    def new_events(self, limit: int) -> NewEvents:
+        """What is new in the sources, at most so many events of each."""
+        slices: dict[int, tuple[Slice, ...]] = {}
+        ends: dict[str, Position] = {}
+        topics, positions = self.program.topics(), self.positions()
+        for step in self.program.steps:
+            if step.name in topics:
+                found, ends[step.name] = topics[step.name].log.slices(positions[step.name], limit)
+                slices[step.id] = tuple(found)
+        return NewEvents(slices, ends)
+
+    def is_caught_up(self) -> bool:
+        """Whether the sources hold nothing that is not committed."""
+        return not any(self.new_events(1).slices.values())
 
     def perform(self, epoch: int, execute: Callable[[Assignment], Answers]) -> EpochRecord | None:
         """Have an epoch executed, commit it and publish it; None if it was committed before, and is published now."""
@@ -119,7 +142,7 @@ class Runner:
 
     def is_caught_up(self) -> bool:
         """Whether the sources hold nothing that is not committed."""
-        return not any(self._new_events()[0].values())
+        return self._run.is_caught_up()
 
     def close(self) -> None:
         """End the run: seal the replicas, say that it ended."""
@@ -127,19 +150,9 @@ class Runner:
         self.coordinator.end()
 
     def _execute(self, assignment: Assignment) -> Answers:
-        slices, positions = self._new_events()
-        results = self._run_stages(assignment, slices)
-        return Answers([result.control for result in results], positions)
-
-    def _new_events(self) -> tuple[dict[int, tuple[Slice, ...]], dict[str, Position]]:
-        slices: dict[int, tuple[Slice, ...]] = {}
-        ends: dict[str, Position] = {}
-        topics, positions = self._run.program.topics(), self._run.positions()
-        for step in self._run.program.steps:
-            if step.name in topics:
-                found, ends[step.name] = topics[step.name].log.slices(positions[step.name], self._limit)
-                slices[step.id] = tuple(found)
-        return slices, ends
+        new = self._run.new_events(self._limit)
+        results = self._run_stages(assignment, new.slices)
+        return Answers([result.control for result in results], new.positions)
 
     def _run_stages(self, assignment: Assignment, slices: Mapping[int, tuple[Slice, ...]]) -> list[TaskResult]:
         program = self._run.program

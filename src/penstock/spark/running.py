@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from types import FrameType
-from typing import Any, Literal
+from typing import Any
 
 from pyspark.sql import SparkSession
 
@@ -16,22 +16,33 @@ from penstock.clock import Clock
 from penstock.epochs.records import EpochRecord
 from penstock.errors import ConflictError, InvalidError, PenstockError
 from penstock.runner import Run
-from penstock.spark.query import Places, Query
+from penstock.spark.engine import Places, SparkRunner
 from penstock.spark.session import open_session, tune
 
 log = logging.getLogger(__name__)
 
 FIRST_PAUSE_SECONDS = 1.0
 MAX_PAUSE_SECONDS = 60.0
+IDLE_SECONDS = 0.02
+TICK_MS = 1000
+REPORT_MS = 5000
 
 
 @dataclass(frozen=True, slots=True)
-class Until:
-    """When a run ends by itself: at the end of its input, after so many events, after so much time; or never."""
+class Job:
+    """What is to run, where, and when it ends: how a run starts, where things are, how much an epoch takes at most."""
 
-    caught_up: bool
+    name: str
+    start: Callable[[], Run]
+    places: Places
+    limit: int
+    trigger_ms: int
+    until_caught_up: bool
     count: int | None
-    timeout: timedelta | None
+    timeout_ms: int | None
+    restarts: int
+    stop: threading.Event
+    clock: Clock
 
 
 @dataclass(slots=True)
@@ -40,85 +51,78 @@ class Progress:
 
     events: int = 0
     epochs: int = 0
+    last_epoch_ms: int = 0
+    reported_events: int = 0
+    reported_ms: int = 0
 
-    def add(self, record: EpochRecord) -> None:
-        """Count an epoch."""
+    def add(self, record: EpochRecord, now_ms: int) -> None:
+        """Count an epoch; say every few seconds how it goes."""
         self.events += record.counts.read
         self.epochs += 1
+        self.last_epoch_ms = now_ms
+        if now_ms - self.reported_ms < REPORT_MS:
+            return
+        seconds = max(1, now_ms - self.reported_ms) / 1000
+        rate = (self.events - self.reported_events) / seconds if self.reported_ms else 0.0
+        log.info("epoch %d: %d events so far, %.0f events/s", record.epoch, self.events, rate)
+        self.reported_events, self.reported_ms = self.events, now_ms
 
 
-def run_on_spark(
-    name: str,
-    start: Callable[[], Run],
-    places: Places,
-    limit: int,
-    master: str,
-    spark: SparkSession | None,
-    trigger: timedelta,
-    until: Until,
-    restarts: int,
-    stop: threading.Event,
-    clock: Clock,
-) -> None:
+def run_on_spark(job: Job, master: str, spark: SparkSession | None) -> None:
     """Run until told to stop, or until the end that was asked for; start again after failures, so many times."""
-    session = spark or open_session(master, name)
-    if spark is not None:
-        tune(spark)
-    progress, first_failure = Progress(), None
-    deadline_ms = None if until.timeout is None else clock.now_ms() + until.timeout // timedelta(milliseconds=1)
+    session = spark or open_session(master, job.name)
+    tune(session)
+    deadline_ms = None if job.timeout_ms is None else job.clock.now_ms() + job.timeout_ms
+    progress = Progress()
+    first_failure: PenstockError | None = None
     try:
-        with _signals(stop):
-            for attempt in range(restarts + 1):
+        with _signals(job.stop):
+            for attempt in range(job.restarts + 1):
                 try:
-                    _run_once(start(), session, places, limit, trigger, until, stop, clock, deadline_ms, progress)
+                    _run_once(job, session, deadline_ms, progress)
                     return
                 except (ConflictError, InvalidError):
                     raise
                 except PenstockError as error:
                     first_failure = first_failure or error
-                    if attempt == restarts:
+                    if attempt == job.restarts:
                         raise first_failure from None
                     pause = min(MAX_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2**attempt)
-                    log.warning("%s; starting again in %.0f s (%d of %d)", error, pause, attempt + 1, restarts)
-                    if stop.wait(pause):
+                    log.warning("%s; starting again in %.0f s (%d of %d)", error, pause, attempt + 1, job.restarts)
+                    if job.stop.wait(pause):
                         return
     finally:
         if spark is None:
             session.stop()
 
 
-def _run_once(
-    run: Run,
-    session: SparkSession,
-    places: Places,
-    limit: int,
-    trigger: timedelta,
-    until: Until,
-    stop: threading.Event,
-    clock: Clock,
-    deadline_ms: int | None,
-    progress: Progress,
-) -> None:
-    query = Query(session, run, places, limit, progress.add)
-
-    def done() -> bool:
-        if stop.is_set() or (deadline_ms is not None and clock.now_ms() >= deadline_ms):
-            return True
-        if until.count is not None and progress.events >= until.count:
-            return True
-        return until.caught_up and is_caught_up(run)
-
+def _run_once(job: Job, session: SparkSession, deadline_ms: int | None, progress: Progress) -> None:
+    runner = SparkRunner(session, job.start(), job.places, job.limit)
+    ended = False
     try:
-        query.start(trigger)
-        query.wait(done)
+        ticks = runner.waits_for_time()
+        while not _is_over(job, deadline_ms, progress):
+            now_ms = job.clock.now_ms()
+            if now_ms - progress.last_epoch_ms < job.trigger_ms:
+                job.stop.wait(IDLE_SECONDS)
+                continue
+            idle = runner.run.is_caught_up()
+            if idle and job.until_caught_up:
+                break
+            if idle and not (ticks and now_ms - progress.last_epoch_ms >= TICK_MS):
+                job.stop.wait(IDLE_SECONDS)
+                continue
+            progress.add(runner.epoch(), job.clock.now_ms())
+        ended = True
     finally:
-        query.close()
+        runner.close(ended)
 
 
-def is_caught_up(run: Run) -> bool:
-    """Whether the sources hold nothing that is not committed."""
-    positions = run.positions()
-    return not any(topic.log.slices(positions[step], 1)[0] for step, topic in run.program.topics().items())
+def _is_over(job: Job, deadline_ms: int | None, progress: Progress) -> bool:
+    """Whether the run was told to stop, or has reached the end that was asked for."""
+    if job.stop.is_set() or (deadline_ms is not None and job.clock.now_ms() >= deadline_ms):
+        return True
+    return job.count is not None and progress.events >= job.count
 
 
 @contextmanager
@@ -142,4 +146,6 @@ def _signals(stop: threading.Event) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-UntilWord = Literal["caught-up"]
+def milliseconds(interval: timedelta | None) -> int | None:
+    """An interval in whole milliseconds."""
+    return None if interval is None else interval // timedelta(milliseconds=1)

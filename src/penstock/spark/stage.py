@@ -1,10 +1,10 @@
 """One stage on Spark: what a Python worker does with the rows of its partition.
 
-Rows between stages are of three kinds: events for the next stage, control rows of tasks that are done (they travel
-along to the end), and descriptors, which only the first stage sees. A worker keeps program and replicas between tasks.
+Rows between stages are events for later stages, or notes: control rows of tasks that are done, which travel along to
+the end, and failures. A worker process keeps program and replicas between tasks.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,14 +20,13 @@ from penstock.epochs.coordinator import Assignment
 from penstock.epochs.records import ControlRow
 from penstock.errors import CorruptionError, PenstockError
 from penstock.exchange import SCHEMA as EXCHANGE
-from penstock.spark.source import Descriptor
 from penstock.state.keys import KEY_GROUPS
 from penstock.state.replica import DiskShelf, MemoryShelf, Replicas
 from penstock.storage import Storage
 from penstock.task import Program, TaskInput, TaskResult, run_task
-from penstock.topics import Position
+from penstock.topics import Slice
 
-EVENT, CONTROL, FAILED, POSITIONS = 0, 1, 2, 3
+EVENT, CONTROL, FAILED = 0, 1, 2
 SCHEMA = (
     "partition int, kind int, step int, key_group int, key binary, value binary, timestamp_ms long, "
     "headers array<struct<name: string, value: binary>>, source int, offset long, sequence long"
@@ -58,6 +57,13 @@ class Failed(msgspec.Struct, frozen=True):
     last_good_epoch: int | None = None
 
 
+class EpochWork(msgspec.Struct, frozen=True):
+    """What the tasks of one epoch are told: the state they start from, and what to read of the topics."""
+
+    assignment: Assignment
+    slices: dict[int, tuple[Slice, ...]]
+
+
 @dataclass(frozen=True, slots=True)
 class _Kept:
     """What a worker process keeps between the tasks of a run."""
@@ -77,24 +83,24 @@ class StageTask:
     run: str
     worker: "Broadcast[bytes]"
     stage: int
-    assignment: bytes
+    work: bytes
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Run the stage; give its events for later stages, its control row, and those that came along."""
+        """Run the stage; give its events for later stages, its control row, and the notes that came along."""
         kept = self._keep()
-        worker = kept.worker
-        assignment = msgspec.msgpack.decode(self.assignment, type=Assignment)
-        rows = pa.Table.from_batches(batches) if self.stage else None
-        passed = None if rows is None else rows.filter(pa.array(rows.column("kind").to_numpy() != EVENT))
-        if passed is not None and passed.num_rows:
-            yield from passed.to_batches()
+        work = msgspec.msgpack.decode(self.work, type=EpochWork)
+        rows, notes = _received(batches)
+        if notes.num_rows:
+            yield from notes.to_batches()
+        context = TaskContext.get()
+        assert context is not None, "a stage runs in a task"
+        given = TaskInput(self.stage, context.partitionId(), work.slices if self.stage == 0 else {}, rows)
         try:
-            given, positions = self._given(worker.program, rows, batches)
-            result = run_task(worker.program, assignment, given, worker.storage, kept.replicas, _ids)
+            result = run_task(kept.worker.program, work.assignment, given, kept.worker.storage, kept.replicas, _ids)
         except PenstockError as error:
-            yield _note(-1, FAILED, msgspec.json.encode(_failed(error)))
+            yield _note(FAILED, msgspec.json.encode(_failed(error)))
             return
-        yield from self._answer(worker.program, given, result, positions)
+        yield from _answer(kept.worker.program, given, result)
 
     def _keep(self) -> _Kept:
         """The program and the replicas of this run, made when this process first serves it."""
@@ -107,42 +113,25 @@ class StageTask:
             found = _kept[self.run] = _Kept(worker, Replicas(worker.storage, shelf))
         return found
 
-    def _given(
-        self, program: Program, rows: pa.Table | None, batches: Iterable[pa.RecordBatch]
-    ) -> tuple[TaskInput, dict[str, Position]]:
-        if rows is None:
-            return self._described(program, batches)
-        partition = TaskContext.get().partitionId()  # type: ignore[union-attr]
-        events = rows.filter(pa.array(rows.column("kind").to_numpy() == EVENT)).drop_columns(["partition", "kind"])
-        return TaskInput(self.stage, partition, {}, events.cast(EXCHANGE)), {}
 
-    def _described(
-        self, program: Program, batches: Iterable[pa.RecordBatch]
-    ) -> tuple[TaskInput, dict[str, Position]]:
-        [raw] = [value for batch in batches for value in batch.column("descriptor").to_pylist()]
-        found = msgspec.json.decode(raw, type=Descriptor)
-        ids = {step.name: step.id for step in program.steps}
-        slices = {ids[name]: parts for name, parts in found.slices.items()}
-        empty = EXCHANGE.empty_table()
-        return TaskInput(0, found.partition, slices, empty), found.positions
-
-    def _answer(
-        self, program: Program, given: TaskInput, result: TaskResult, positions: dict[str, Position]
-    ) -> Iterator[pa.RecordBatch]:
-        # Rows of a step that a later stage but the next needs come along through the next one.
-        sent = result.outgoing
-        if given.rows is not None and self.stage:
-            later = _needed_later(program, self.stage)
-            sent = pa.concat_tables([sent, given.rows.filter(pa.array(np.isin(given.rows.column("step"), later)))])
-        if sent.num_rows and self.stage + 1 < len(program.stages):
-            yield from _addressed(sent, program.partitions).to_batches(ROWS_PER_BATCH)
-        if self.stage == 0 and given.partition == 0:
-            yield _note(0, POSITIONS, msgspec.json.encode(positions))
-        yield _note(given.partition, CONTROL, msgspec.json.encode(result.control))
+def _received(batches: Iterable[pa.RecordBatch]) -> tuple[pa.Table, pa.Table]:
+    """The events that came to a task, and the notes that only pass through. The first stage's input has neither."""
+    parts = [batch for batch in batches if "kind" in batch.schema.names]
+    table = pa.Table.from_batches(parts, _ROWS)
+    events = pa.array(table.column("kind").to_numpy() == EVENT)
+    mine = table.filter(events).drop_columns(["partition", "kind"]).cast(EXCHANGE)
+    return mine, table.filter(pa.array(table.column("kind").to_numpy() != EVENT))
 
 
-def _needed_later(program: Program, stage: int) -> list[int]:
-    return sorted({entry for later in program.stages[stage + 1 :] for entry in later.entries})
+def _answer(program: Program, given: TaskInput, result: TaskResult) -> Iterator[pa.RecordBatch]:
+    later = sorted({entry for stage in program.stages[given.stage + 1 :] for entry in stage.entries})
+    assert given.rows is not None
+    # Rows of a step that not the next stage but a later one needs come along through this one.
+    along = given.rows.filter(pa.array(np.isin(given.rows.column("step").to_numpy(), later)))
+    sent = pa.concat_tables([result.outgoing, along])
+    if sent.num_rows:
+        yield from _addressed(sent, program.partitions).to_batches(ROWS_PER_BATCH)
+    yield _note(CONTROL, msgspec.json.encode(result.control))
 
 
 def _addressed(sent: pa.Table, partitions: int) -> pa.Table:
@@ -154,10 +143,10 @@ def _addressed(sent: pa.Table, partitions: int) -> pa.Table:
     return sent.add_column(0, "partition", pa.array(partition)).add_column(1, "kind", pa.array(kinds)).cast(_ROWS)
 
 
-def _note(partition: int, kind: int, value: bytes) -> pa.RecordBatch:
-    """A row that is no event."""
-    row: dict[str, Any] = {name: None for name in _ROWS.names}
-    return pa.RecordBatch.from_pylist([{**row, "partition": max(0, partition), "kind": kind, "value": value}], _ROWS)
+def _note(kind: int, value: bytes) -> pa.RecordBatch:
+    """A row that is no event. It goes to partition 0, which passes it on."""
+    row: dict[str, Any] = dict.fromkeys(_ROWS.names)
+    return pa.RecordBatch.from_pylist([{**row, "partition": 0, "kind": kind, "value": value}], _ROWS)
 
 
 def _failed(error: PenstockError) -> Failed:
@@ -166,16 +155,10 @@ def _failed(error: PenstockError) -> Failed:
     return Failed(type(error).__name__, str(error))
 
 
-def read_answers(rows: Iterable[Any]) -> tuple[list[ControlRow], dict[str, Position], list[Failed]]:
-    """What the last stage returned: control rows, how far the sources were read, failures."""
-    controls: list[ControlRow] = []
-    positions: dict[str, Position] = {}
-    failures: list[Failed] = []
+def read_notes(rows: Iterable[tuple[int, bytes]]) -> tuple[list[ControlRow], list[Failed]]:
+    """What the last stage returned: control rows, and failures."""
+    found: Mapping[int, list[bytes]] = {CONTROL: [], FAILED: []}
     for kind, value in rows:
-        if kind == CONTROL:
-            controls.append(msgspec.json.decode(value, type=ControlRow))
-        elif kind == POSITIONS:
-            positions = msgspec.json.decode(value, type=dict[str, Position])
-        else:
-            failures.append(msgspec.json.decode(value, type=Failed))
-    return controls, positions, failures
+        found[kind].append(value)
+    controls = [msgspec.json.decode(value, type=ControlRow) for value in found[CONTROL]]
+    return controls, [msgspec.json.decode(value, type=Failed) for value in found[FAILED]]

@@ -1,0 +1,136 @@
+"""The runner on Spark: one job per epoch, whose result is control rows.
+
+Invariants:
+- One Spark job per epoch computes; nothing is computed twice, and no row of an embedded topic passes through the JVM.
+- How far the topics were read is in the epoch record, together with the state: there is no second log to agree with.
+"""
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+from pyspark import cloudpickle
+from pyspark.sql import DataFrame, SparkSession
+
+from penstock import errors
+from penstock.epochs.coordinator import Assignment
+from penstock.epochs.records import EpochRecord
+from penstock.errors import CorruptionError, InvalidError, PenstockError, StorageError
+from penstock.logic import StatefulLogic
+from penstock.plan import StatefulOp
+from penstock.runner import Answers, Run
+from penstock.spark.session import log_file
+from penstock.spark.stage import SCHEMA, EpochWork, Failed, StageTask, Worker, read_notes
+from penstock.state.replica import DiskShelf
+from penstock.storage import Storage
+
+log = logging.getLogger(__name__)
+
+MAX_REASON_CHARACTERS = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where a run on Spark finds its state, and where its workers keep replicas (None: in their memory)."""
+
+    storage: Storage
+    local_dir: Path | None
+
+
+class SparkRunner:
+    """A run whose tasks are executed by Spark."""
+
+    def __init__(self, spark: SparkSession, run: Run, places: Places, limit: int) -> None:
+        self.run = run
+        self._spark = spark
+        self._limit = limit
+        coordinator = run.coordinator
+        folder = None if places.local_dir is None else places.local_dir / coordinator.history
+        self._worker = Worker(run.program, places.storage, folder, coordinator.run)
+        self._id = f"{coordinator.history}-{coordinator.run}"
+        self._shared = spark.sparkContext.broadcast(_packed(self._worker))
+
+    def epoch(self) -> EpochRecord:
+        """Run, commit and publish one epoch with what is new in the sources, even if nothing is."""
+        record = self.run.perform(self.run.coordinator.view.epoch + 1, self._execute)
+        assert record is not None, "the next epoch is never committed already"
+        return record
+
+    def waits_for_time(self) -> bool:
+        """Whether some logic has timers or a schedule, so that epochs must come even without new events."""
+        logics = [step.work.logic for step in self.run.program.steps if isinstance(step.work, StatefulOp)]
+        hooks = ("on_timer", "on_schedule")
+        return any(getattr(type(one), hook) is not getattr(StatefulLogic, hook) for one in logics for hook in hooks)
+
+    def close(self, ended: bool) -> None:
+        """Give back what the run took; `ended`: it ended by itself, so the next one may trust what it leaves."""
+        self._shared.unpersist()
+        if ended:
+            self._seal()
+            self.run.coordinator.end()
+
+    def _execute(self, assignment: Assignment) -> Answers:
+        """The one job of an epoch: all stages, with a shuffle by partition between each two."""
+        program, new = self.run.program, self.run.new_events(self._limit)
+        work = msgspec.msgpack.encode(EpochWork(assignment, dict(new.slices)))
+        rows: DataFrame = self._spark.range(0, program.partitions, 1, program.partitions)
+        for stage in program.stages:
+            if stage.index:
+                rows = rows.repartitionById(program.partitions, rows["partition"])
+            rows = rows.mapInArrow(StageTask(self._id, self._shared, stage.index, work), SCHEMA)
+        try:
+            collected = rows.select("kind", "value").collect()
+        except Exception as error:
+            raise _spark_error(error, assignment.epoch) from None
+        controls, failures = read_notes((row[0], bytes(row[1])) for row in collected if row[0])
+        if failures:
+            raise _error_of(failures[0])
+        return Answers(controls, new.positions)
+
+    def _seal(self) -> None:
+        """Let the next run trust the replicas that the workers of this machine kept."""
+        if self._worker.local_dir is None:
+            return
+        shelf = DiskShelf(self._worker.local_dir, f"{self._worker.run:020d}")
+        for step in self.run.program.steps:
+            for partition in range(self.run.program.partitions):
+                if step.state is not None:
+                    shelf.open(step.name, partition)
+        shelf.close()
+
+
+def _packed(worker: Worker) -> bytes:
+    """The program as it travels to the workers: functions of the main module by value, others by their names."""
+    try:
+        packed: bytes = cloudpickle.dumps(worker)
+    except Exception as error:
+        raise InvalidError(
+            f"the functions of this application cannot be sent to Spark's workers ({error}); let them use no open "
+            f"files, locks or connections from outside"
+        ) from error
+    return packed
+
+
+def _error_of(failed: Failed) -> PenstockError:
+    """The error that ended a task, made anew on the driver."""
+    if failed.kind == CorruptionError.__name__:
+        return CorruptionError(failed.name, failed.found, failed.last_good_epoch)
+    kind: type[PenstockError] = getattr(errors, failed.kind, PenstockError)
+    return kind(failed.message)
+
+
+def _spark_error(error: Exception, epoch: int) -> StorageError:
+    """What Spark said, in a sentence; all of it goes to the log file."""
+    said = [line for line in str(error).splitlines() if line.strip()]
+    file = log_file()
+    try:
+        with file.open("a") as out:
+            out.write(f"{error}\n")
+    except OSError as full:
+        log.warning("%s cannot be written (%s)", file, full)
+    reason = said[0][:MAX_REASON_CHARACTERS] if said else type(error).__name__
+    return StorageError(
+        f"Spark could not finish epoch {epoch}: {reason}. It was not committed, so nothing is lost; start again. "
+        f"All that Spark said is in {file}"
+    )
