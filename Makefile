@@ -26,7 +26,12 @@ $(STAMP): pyproject.toml
 	  echo "$$found has no venv module; install it (on Debian and Ubuntu: apt install python3-venv)" >&2; exit 1; \
 	fi; \
 	[ -x $(BIN)/python ] || "$$found" -m venv $(VENV)
+	@echo "Installing Penstock and Spark into $(VENV); this takes a few minutes the first time."
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@$(BIN)/python -m penstock.spark.java >/dev/null 2>&1 || { \
+	  echo "There is no Java 17 or newer here, so one comes along as a Python package."; \
+	  $(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,java]'; \
+	  $(BIN)/python -m penstock.spark.java >/dev/null; }
 	@touch $(STAMP)
 
 test: setup ## lint, check formatting and types, run every test and every docstring example

