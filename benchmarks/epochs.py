@@ -85,8 +85,9 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--epochs", type=int, default=10_000)
     arguments.add_argument("--partitions", type=int, default=1)
+    arguments.add_argument("--folder", type=Path, help="where to work: a folder in memory leaves the disk out of it")
     given = arguments.parse_args()
-    folder = Path(tempfile.mkdtemp(prefix="penstock-bench-"))
+    folder = Path(tempfile.mkdtemp(prefix="penstock-bench-", dir=given.folder))
     try:
         report(*measure(given.epochs, given.partitions, folder))
     finally:
