@@ -42,13 +42,14 @@ from penstock.epochs.records import (
     Format,
     OutboxRef,
     Segments,
+    SparkBatch,
     View,
     after,
     fold,
     pack,
     unpack,
 )
-from penstock.errors import ConflictError, CorruptionError, InvalidError, MissingError, StorageError
+from penstock.errors import ConflictError, CorruptionError, InvalidError, MissingError
 from penstock.process import Owner, this_process
 from penstock.state.keys import KEY_GROUPS
 from penstock.state.store import NO_EPOCH
@@ -57,8 +58,8 @@ from penstock.topics import Position
 
 FULL_EVERY = 50
 MAX_CLAIM_ATTEMPTS = 100
-MAX_LOAD_ATTEMPTS = 10
-_NUMBERED = re.compile(r"(.*/)?[0-9]{20}[^/]*")
+MAX_LOAD_ATTEMPTS = 5
+_OURS = re.compile(r"(.*/)?[0-9]{20}(|\.json|\.full\.json|\.ended|-[^/]*\.parquet)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +112,7 @@ class Coordinator:
         self._retain = retain
         self.history = open_format(storage, ids).history
         self.run = claim_run(storage, ids).run
-        with self.owning():
-            self._retained = load_retained(storage, self.history)
+        self._retained = load_retained(storage, self.history)
         self.view = fold(self._retained.oldest, self._retained.records)
         self._refuse_if_incompatible()
 
@@ -144,11 +144,12 @@ class Coordinator:
         complete: Complete,
         positions: Mapping[str, Position],
         sinks: Mapping[str, Position],
+        batch: SparkBatch | None = None,
     ) -> EpochRecord:
         """Commit an epoch; returns the record that stands, which may be an older run's (see Overtaken)."""
         assert assignment.epoch == self.view.epoch + 1, f"epoch {assignment.epoch} was assigned before another commit"
         self._stop_if_owned_by_another()
-        ours = self._record(assignment, complete, positions, sinks)
+        ours = self._record(assignment, complete, positions, sinks, batch)
         name = names.epoch_record(ours.epoch)
         stands = unpack(name, settle(self._storage, name, pack(ours)), EpochRecord, ours.epoch - 1)
         decision = decide_commit(ours, stands)
@@ -181,7 +182,7 @@ class Coordinator:
             raise CorruptionError(name, "it differs from what the records add up to", self.view.epoch)
         # The record of the last epoch is always kept: after a crash it says what to publish.
         oldest = self._newest_full_before(self.view.epoch - max(1, self._retain))
-        if oldest is not None and oldest.epoch > self._retained.oldest.epoch:
+        if oldest is not None and oldest.epoch > max(0, self._retained.oldest.epoch):
             behind = tuple(r for r in self._retained.records if r.epoch > oldest.epoch)
             self._retained = Retained(oldest, behind)
             self._forget(oldest.epoch)
@@ -237,6 +238,7 @@ class Coordinator:
         complete: Complete,
         positions: Mapping[str, Position],
         sinks: Mapping[str, Position],
+        batch: SparkBatch | None,
     ) -> EpochRecord:
         counts, highest = Counts(), dict(self.view.highest_ms)
         changes: list[Changes] = []
@@ -264,6 +266,7 @@ class Coordinator:
             outbox=tuple(outbox),
             sinks=dict(sinks),
             counts=counts,
+            batch=batch,
         )
 
 
@@ -312,12 +315,12 @@ def claim_run(storage: Storage, ids: IdFactory) -> Claim:
 
 def load_retained(storage: Storage, history: str) -> Retained:
     """All epochs that can still be read, verified: none is missing in between, each follows the one before."""
-    for _ in range(MAX_LOAD_ATTEMPTS):
+    for _ in range(MAX_LOAD_ATTEMPTS - 1):
         try:
             return _load(storage, history)
         except MissingError:  # an older run that is still under way forgets old epochs at this moment
             continue
-    raise StorageError(f"the epochs were changed {MAX_LOAD_ATTEMPTS} times while they were read; try again")
+    return _load(storage, history)
 
 
 def _load(storage: Storage, history: str) -> Retained:
@@ -368,4 +371,4 @@ def _epochs(storage: Storage) -> tuple[list[int], list[int]]:
 
 def _listed(storage: Storage, folder: str, after: str = "") -> list[str]:
     """What is in a folder, without files that are not ours."""
-    return [name for name in storage.list(folder, after) if _NUMBERED.fullmatch(name)]
+    return [name for name in storage.list(folder, after) if _OURS.fullmatch(name)]

@@ -10,7 +10,7 @@ Invariants:
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
-from penstock.epochs.records import ControlRow, EpochRecord, View
+from penstock.epochs.records import ControlRow, EpochRecord, SparkBatch, View
 from penstock.names import number_of
 
 
@@ -44,6 +44,25 @@ def decide_epoch(asked: int, last_committed: int) -> Run | Publish | Refuse:
     return Refuse(
         f"epoch {asked} was asked for, but epoch {last_committed + 1} is the next one here: the state and the source's "
         f"own checkpoint do not belong together; start again with clear_state(), or with another state_dir"
+    )
+
+
+def decide_batch(asked: SparkBatch, last: SparkBatch | None) -> Run | Publish | Refuse:
+    """What to do with a batch of a streaming query, given the last one that an epoch took in.
+
+    >>> decide_batch(SparkBatch(0, "{}"), None), decide_batch(SparkBatch(3, "b"), SparkBatch(3, "b"))
+    (Run(), Publish())
+    """
+    if asked == last:
+        return Publish()
+    expected = 0 if last is None else last.id + 1
+    if asked.id == expected:
+        return Run()
+    same = last is not None and asked.id == last.id
+    found = f"batch {asked.id} with other offsets than were committed" if same else f"batch {asked.id}"
+    return Refuse(
+        f"Spark brings {found}, but batch {expected} comes next here: the state and Spark's checkpoint do not belong "
+        f"together; bring the right checkpoint back, or start again with clear_state() or another state_dir"
     )
 
 

@@ -78,6 +78,13 @@ class Changes(msgspec.Struct, frozen=True):
     compacted: Compacted | None
 
 
+class SparkBatch(msgspec.Struct, frozen=True):
+    """A batch of a streaming query of Spark's that an epoch took in: its number, and its offsets as Spark logs them."""
+
+    id: int
+    offsets: str
+
+
 class EpochRecord(msgspec.Struct, frozen=True):
     """What one epoch did. `clock_ms` is the processing time of the whole epoch; `watermark_ms` held while it ran."""
 
@@ -96,6 +103,7 @@ class EpochRecord(msgspec.Struct, frozen=True):
     outbox: tuple[OutboxRef, ...]
     sinks: dict[str, Position]
     counts: Counts
+    batch: SparkBatch | None = None
 
 
 class View(msgspec.Struct, frozen=True):
@@ -112,6 +120,7 @@ class View(msgspec.Struct, frozen=True):
     highest_ms: dict[str, int] = {}
     segments: Segments = {}
     counts: Counts = Counts()
+    batch: SparkBatch | None = None
 
     def of(self, step: str, partition: int) -> tuple[SegmentRef, ...]:
         """The segments of one partition of a step, oldest first."""
@@ -143,6 +152,7 @@ def after(view: View, record: EpochRecord) -> View:
         highest_ms=highest,
         segments=segments,
         counts=view.counts + record.counts,
+        batch=record.batch or view.batch,
     )
 
 
