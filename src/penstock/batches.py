@@ -24,6 +24,9 @@ class Origin:
         self.sources = sources
         self.offsets = offsets
 
+    def __len__(self) -> int:
+        return len(self.offsets)
+
     def place(self, row: int) -> tuple[str, int]:
         """The topic and the offset of a row; of NO_ROW, none."""
         if row < 0:

@@ -149,6 +149,8 @@ def describe(fn: Any) -> str:
     >>> describe(len)
     'len'
     """
+    if isinstance(fn, str):  # a work of ours that has no function of the user's
+        return fn
     inner = getattr(fn, "__func__", fn)
     name = getattr(inner, "__qualname__", None) or repr(fn)
     code = getattr(inner, "__code__", None)

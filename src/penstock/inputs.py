@@ -5,8 +5,9 @@ Invariants:
 - A key that cannot be read goes to the error policy; its event goes no further.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,11 +16,10 @@ import pyarrow as pa
 from penstock.batches import Batch, Ints, Origin
 from penstock.errors import InvalidError
 from penstock.events import Headers
-from penstock.exchange import in_source_order
 from penstock.failures import Failure, Failures, Original
 from penstock.plan import Step
 from penstock.state.codec import Codec, KeyCodec
-from penstock.state.keys import encode_key, encode_text_keys, key_groups
+from penstock.state.keys import decode_key, encode_key, encode_text_keys, key_groups
 from penstock.state.overlay import KeyColumn
 from penstock.topics import SCHEMA as TOPIC_SCHEMA
 from penstock.topics import Slice, Topic, TopicLog, read_headers
@@ -38,22 +38,38 @@ class Input:
     headers: list[Headers] | None
     origin: Origin
     codec: Codec
+    rows: Ints | None = None
+    """Which rows of the origin these are, in order; None: all of them."""
 
     def __len__(self) -> int:
         return len(self.values)
 
-    def batches(self, numbers: Ints, failures: Failures) -> Iterator[Batch]:
-        """The events in batches, decoded; `numbers` are the numbers of their keys."""
-        for start in range(0, len(self), EVENTS_PER_BATCH):
-            end = min(len(self), start + EVENTS_PER_BATCH)
-            raw = self.values.slice(start, end - start).to_numpy(zero_copy_only=False).tolist()
-            headers = None if self.headers is None else self.headers[start:end]
-            rows = np.arange(start, end)
-            batch = Batch(raw, numbers[start:end], self.times[start:end], rows, headers, self.origin)
-            yield _decoded(batch, self.codec, self.step.name, failures)
+    def batch(self, low: int, high: int, numbers: Ints, failures: Failures) -> Batch:
+        """The events from row `low` of the origin to before `high`, decoded; `numbers` are those of their keys."""
+        start, end = (low, high) if self.rows is None else np.searchsorted(self.rows, (low, high)).tolist()
+        raw = self.values.slice(start, end - start).to_numpy(zero_copy_only=False).tolist()
+        headers = None if self.headers is None else self.headers[start:end]
+        rows = np.arange(start, end) if self.rows is None else self.rows[start:end]
+        batch = Batch(raw, numbers[start:end], self.times[start:end], rows, headers, self.origin)
+        return _decoded(batch, self.codec, self.step.name, failures, lambda place: self.key(start + place))
+
+    def key(self, index: int) -> Any:
+        """The key of one event."""
+        at = int(self.keys.rows[index])
+        return decode_key(self.keys.distinct[at].as_py()) if at < len(self.keys.distinct) else None
 
 
-def _decoded(batch: Batch, codec: Codec, step: str, failures: Failures) -> Batch:
+def together(inputs: Sequence[Input], numbers: Sequence[Ints], failures: Failures) -> Iterator[dict[int, Batch]]:
+    """The events of all inputs in batches, by entry step; inputs of one origin come together, in its order."""
+    origins = {id(one.origin): one.origin for one in inputs}
+    for origin in origins.values():
+        mine = [(one, own) for one, own in zip(inputs, numbers, strict=True) if one.origin is origin]
+        for low in range(0, len(origin), EVENTS_PER_BATCH):
+            high = min(len(origin), low + EVENTS_PER_BATCH)
+            yield {one.step.id: one.batch(low, high, own, failures) for one, own in mine}
+
+
+def _decoded(batch: Batch, codec: Codec, step: str, failures: Failures, key_of: Callable[[int], Any]) -> Batch:
     try:
         return batch.with_values(list(map(codec.decode, batch.values)))
     except Exception:  # one of them: find out which, and let the policy decide
@@ -63,7 +79,8 @@ def _decoded(batch: Batch, codec: Codec, step: str, failures: Failures) -> Batch
                 values.append(codec.decode(raw))
             except Exception as error:
                 found = InvalidError(f"the value {raw[:80]!r} cannot be read as {codec.name}: {error}")
-                failures.decide(Failure(step, "decode", None, *batch.origin.place(int(batch.rows[place])), found))
+                where = batch.origin.place(int(batch.rows[place]))
+                failures.decide(Failure(step, "decode", key_of(place), *where, found))
             else:
                 places.append(place)
         return batch.take(values, places)
@@ -132,14 +149,19 @@ def _canonical(codec: KeyCodec, distinct: pa.Array) -> tuple[pa.Array, dict[int,
         return pa.array(forms, pa.binary()), errors
 
 
-def read_exchange(step: Step, table: pa.Table, codec: Codec, names: Mapping[int, str]) -> Input:
-    """The events that an earlier stage's step sent here; `names` are those of the sources."""
-    table = in_source_order(table)
+def exchange_origin(table: pa.Table, names: Mapping[int, str]) -> Origin:
+    """Where the rows of an exchange came from; `names` are those of the sources."""
+    return Origin(names, table.column("source").to_numpy().astype(np.int64), table.column("offset").to_numpy())
+
+
+def read_exchange(step: Step, table: pa.Table, codec: Codec, origin: Origin) -> Input:
+    """The events that an earlier stage's step sent here, out of all that were sent, which are in source order."""
+    mine = table.column("step").to_numpy() == step.id
+    table = table.filter(pa.array(mine))
     encoded = table.column("key").combine_chunks().dictionary_encode()
     rows = encoded.indices.fill_null(len(encoded.dictionary)).to_numpy(zero_copy_only=False).astype(np.int64)
     groups = np.zeros(len(encoded.dictionary) + 1, np.uint16)
     groups[rows] = table.column("key_group").to_numpy()
-    origin = Origin(names, table.column("source").to_numpy().astype(np.int64), table.column("offset").to_numpy())
     return Input(
         step,
         KeyColumn(encoded.dictionary, groups[:-1], rows),
@@ -148,6 +170,7 @@ def read_exchange(step: Step, table: pa.Table, codec: Codec, names: Mapping[int,
         read_headers(table.column("headers")),
         origin,
         codec,
+        np.flatnonzero(mine),
     )
 
 
@@ -158,3 +181,14 @@ def find_original(log: TopicLog, offset: int) -> Original:
     row = {name: table.column(name)[0].as_py() for name in ("key", "value", "timestamp_ms", "key_group")}
     headers = read_headers(table.column("headers"))
     return Original(row["key"], row["value"], row["timestamp_ms"], headers[0] if headers else (), row["key_group"])
+
+
+def original_row(rows: pa.Table, source: int, offset: int) -> Original:
+    """An event of no topic as it came to a task: its value as it was encoded for the way."""
+    places = (rows.column("source").to_numpy() == source) & (rows.column("offset").to_numpy() == offset)
+    row = rows.slice(int(np.flatnonzero(places)[0]), 1)
+    headers = read_headers(row.column("headers"))
+    key, value, timestamp_ms, group = (
+        row.column(name)[0].as_py() for name in ("key", "value", "timestamp_ms", "key_group")
+    )
+    return Original(key, value, timestamp_ms, headers[0] if headers else (), group)

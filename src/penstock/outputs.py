@@ -1,13 +1,13 @@
 """Outputs of a task: what its sinks are given, collected and written to the outbox."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from penstock.batches import Batch, Ints
-from penstock.errors import InvalidError
+from penstock.batches import Batch, Ints, Origin
 from penstock.events import Headers
 from penstock.failures import Failures, Letter
 from penstock.plan import Step, ToFunction, ToTopic
@@ -17,7 +17,9 @@ from penstock.state.overlay import KeyTable
 from penstock.topics import HEADERS_TYPE, SCHEMA, headers_column, raw_key_group
 
 
-def encode_batch(step: Step, batch: Batch, codec: Codec, failures: Failures) -> tuple[Batch, list[bytes]]:
+def encode_batch(
+    step: str, batch: Batch, codec: Codec, failures: Failures, key_of: Callable[[int], Any]
+) -> tuple[Batch, list[bytes]]:
     """The values of a batch, encoded; events whose value cannot be go to the error policy and are left out."""
     try:
         encoded = list(map(codec.encode, batch.values))
@@ -30,7 +32,7 @@ def encode_batch(step: Step, batch: Batch, codec: Codec, failures: Failures) -> 
                 encoded.append(codec.checked_encode(value))
                 places.append(place)
             except Exception as error:
-                failures.handle(step.name, f"encode as {codec.name}", error, None, batch, place)
+                failures.handle(step, f"encode as {codec.name}", error, key_of(place), batch, place)
         return batch.take([batch.values[i] for i in places], places), encoded
 
 
@@ -50,12 +52,20 @@ class SinkOutput:
         self._times: list[Ints] = []
         self._headers: list[Headers] | None = None
         self._own_keys: list[bytes | None] = []
+        self._own_groups: dict[bytes | None, int] = {}
+        self._places: list[tuple[Origin, Ints]] = []
 
     def add(self, batch: Batch) -> None:
         """Take the events of a batch: encoded at once, so what happens to their values afterwards does not matter."""
+        own = None
         if self._rekey is not None:
-            batch = self._rekeyed(batch, self._rekey)
-        batch, encoded = encode_batch(self.step, batch, self._codec, self._failures)
+            batch, own = self._rekeyed(batch, self._rekey)
+        key_of = partial(_key_of, self._table, batch.keys)
+        if own is not None:
+            batch = Batch(batch.values, np.arange(len(own)), batch.times, batch.rows, batch.headers, batch.origin)
+        batch, encoded = encode_batch(self.step.name, batch, self._codec, self._failures, key_of)
+        if own is not None:
+            self._own_keys.extend([own[i] for i in batch.keys.tolist()])
         if batch.headers is not None and self._headers is None:
             self._headers = [()] * len(self._values)
         if self._headers is not None:
@@ -63,54 +73,83 @@ class SinkOutput:
         self._values.extend(encoded)
         self._numbers.append(batch.keys)
         self._times.append(batch.times)
+        self._places.append((batch.origin, batch.rows))
 
-    def _rekeyed(self, batch: Batch, fn: Callable[[Any], Any]) -> Batch:
-        places = []
+    def _rekeyed(self, batch: Batch, fn: Callable[[Any], Any]) -> tuple[Batch, list[bytes | None]]:
+        """The events that have a key of their own, and those keys."""
+        places: list[int] = []
+        own: list[bytes | None] = []
+        groups = self._own_groups
         for place, value in enumerate(batch.values):
             try:
                 key = fn(value)
-                self._own_keys.append(None if key is None else self._keys.encode(key))
+                raw = None if key is None else self._keys.encode(key)
+                if raw not in groups:
+                    groups[raw] = raw_key_group(self._keys, raw)
+                own.append(raw)
                 places.append(place)
             except Exception as error:
-                self._failures.handle(self.step.name, fn, error, None, batch, place)
-        return batch.take([batch.values[i] for i in places], places) if len(places) < len(batch) else batch
+                key = _key_of(self._table, batch.keys, place)
+                self._failures.handle(self.step.name, fn, error, key, batch, place)
+        return batch.take([batch.values[i] for i in places], places) if len(places) < len(batch) else batch, own
 
     def table(self) -> pa.Table | None:
         """Everything the sink was given, as a topic stores it; None if that is nothing."""
         count = len(self._values)
         if not count:
             return None
-        keys, groups = self._key_columns()
+        keys, groups, refused = self._key_columns()
         headers = pa.nulls(count, HEADERS_TYPE) if self._headers is None else headers_column(self._headers)
         values = pa.array(self._values, pa.binary())
-        return pa.Table.from_arrays(
-            [groups, keys, values, pa.array(np.concatenate(self._times)), headers], schema=SCHEMA
-        )
+        columns = [groups, keys, values, pa.array(np.concatenate(self._times)), headers]
+        table = pa.Table.from_arrays(columns, schema=SCHEMA)
+        return self._without(refused, table) if refused else table
 
-    def _key_columns(self) -> tuple[pa.Array, pa.Array]:
+    def _without(self, refused: dict[int, Exception], table: pa.Table) -> pa.Table | None:
+        """The table without the events whose key the topic cannot hold; they go to the error policy."""
+        numbers = np.concatenate(self._numbers)
+        bad = np.isin(numbers, list(refused))
+        places = [(origin, row) for origin, rows in self._places for row in rows.tolist()]
+        for at in np.flatnonzero(bad).tolist():
+            (origin, row), k = places[at], int(numbers[at])
+            where = origin.place(row)
+            key = self._table.keys[k]
+            self._failures.decide(Failure(self.step.name, f"encode key as {self._keys.name}", key, *where, refused[k]))
+        return None if bad.all() else table.filter(pa.array(~bad))
+
+    def _key_columns(self) -> tuple[pa.Array, pa.Array, dict[int, Exception]]:
+        """Keys and groups as the topic stores them, and which keys (by number) it cannot hold, and why."""
         if self._rekey is not None:
-            known = {raw: raw_key_group(self._keys, raw) for raw in set(self._own_keys)}
-            return pa.array(self._own_keys, pa.binary()), pa.array([known[raw] for raw in self._own_keys], pa.uint16())
+            groups = [self._own_groups[raw] for raw in self._own_keys]
+            return pa.array(self._own_keys, pa.binary()), pa.array(groups, pa.uint16()), {}
         numbers = np.concatenate(self._numbers)
         texts = self._table.texts
         if texts is not None and self._keys.name == "str":
             at = pa.array(numbers)
-            return texts.take(at), pa.array(self._table.groups).take(at)
+            return texts.take(at), pa.array(self._table.groups).take(at), {}
         seen = np.zeros(len(self._table), np.bool_)
         seen[numbers] = True
         used = np.flatnonzero(seen)
         places = (np.cumsum(seen) - 1)[numbers]
-        keys = [self._table.keys[k] for k in used.tolist()]
         at = pa.array(places)
-        forms = [self._raw(key) for key in keys]
-        groups = [raw_key_group(self._keys, form) for form in forms]
-        return pa.array(forms, pa.binary()).take(at), pa.array(groups, pa.uint16()).take(at)
+        forms: list[bytes | None] = []
+        groups = []
+        refused: dict[int, Exception] = {}
+        for k in used.tolist():
+            key = self._table.keys[k]
+            raw, group = None, 0
+            try:
+                raw = None if key is None else self._keys.encode(key)
+                group = raw_key_group(self._keys, raw)
+            except Exception as error:
+                refused[k] = error
+            forms.append(raw)
+            groups.append(group)
+        return pa.array(forms, pa.binary()).take(at), pa.array(groups, pa.uint16()).take(at), refused
 
-    def _raw(self, key: Any) -> bytes | None:
-        try:
-            return None if key is None else self._keys.encode(key)
-        except InvalidError as error:
-            raise InvalidError(f"step {self.step.name!r}: {error}") from error
+
+def _key_of(table: KeyTable, numbers: Ints, place: int) -> Any:
+    return table.keys[numbers[place]]
 
 
 def letters_table(letters: Sequence[Letter]) -> pa.Table:

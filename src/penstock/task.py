@@ -9,6 +9,7 @@ import gc
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,16 +21,16 @@ from penstock.epochs.compaction import compact
 from penstock.epochs.coordinator import Assignment
 from penstock.epochs.records import Compacted, ControlRow, Counts, OutboxRef
 from penstock.errors import InvalidError
-from penstock.exchange import Outgoing
+from penstock.exchange import SCHEMA, Outgoing, in_source_order
 from penstock.failures import DEAD_LETTER, ErrorPolicy, Failures, Original
-from penstock.inputs import Input, find_original, read_exchange, read_topic
+from penstock.inputs import Input, exchange_origin, find_original, original_row, read_exchange, read_topic, together
 from penstock.logic import StatefulOpOperator
 from penstock.operators import CallOperator, Operator, Scope, StatefulMapOperator
 from penstock.outputs import SinkOutput, encode_batch, letters_table
 from penstock.plan import Call, Concat, Rekey, Source, Stage, StatefulMap, StatefulOp, Step
 from penstock.sinks import outbox_origin
 from penstock.state.codec import Codec, value_codec
-from penstock.state.keys import encode_key, group_range, key_groups
+from penstock.state.keys import decode_key, encode_key, group_range, key_groups
 from penstock.state.overlay import KeyedState, KeyTable, number_keys
 from penstock.state.replica import Replicas
 from penstock.state.segments import SegmentRef, write_segment
@@ -39,6 +40,7 @@ from penstock.topics import Slice, Topic, topic_segment
 
 CROSSING = value_codec("msgpack")
 """How values go on to a later stage where nobody said otherwise."""
+COPY = "copy of the value for another branch"
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,23 +124,27 @@ class _Task:
 
     def run(self) -> TaskResult:
         """Read, run the steps, write; return what was written."""
-        inputs = [self._read(step) for step in self._stage.entries]
+        inputs = self._read_inputs()
         table, numbers = number_keys([one.keys for one in inputs], self._groups)
         flow = self._flow(table)
-        for one, own_numbers in zip(inputs, numbers, strict=True):
-            for batch in one.batches(own_numbers, self._failures):
-                flow.feed({one.step.id: batch})
+        for batches in together(inputs, numbers, self._failures):
+            flow.feed(batches)
         flow.finish()
         return TaskResult(self._control(inputs, flow), self._outgoing.table())
 
-    def _read(self, entry: int) -> Input:
-        step = self._program.steps[entry]
-        if isinstance(step.work, Source):
-            slices = self._given.slices.get(entry, ())
-            return read_topic(step, step.work.topic, slices, self._groups, self._failures)
-        assert self._given.rows is not None, "a stage behind the first gets rows"
-        mine = self._given.rows.filter(pa.array(self._given.rows.column("step").to_numpy() == entry))
-        return read_exchange(step, mine, _codec_behind(step), self._program.sources())
+    def _read_inputs(self) -> list[Input]:
+        """What enters at each step: slices of a topic, or rows, which have one order among all steps they enter at."""
+        entries = [self._program.steps[entry] for entry in self._stage.entries]
+        rows = SCHEMA.empty_table() if self._given.rows is None else in_source_order(self._given.rows)
+        origin = exchange_origin(rows, self._program.sources())
+        inputs = []
+        for step in entries:
+            if isinstance(step.work, Source):
+                slices = self._given.slices.get(step.id, ())
+                inputs.append(read_topic(step, step.work.topic, slices, self._groups, self._failures))
+            else:
+                inputs.append(read_exchange(step, rows, _codec_behind(step), origin))
+        return inputs
 
     def _flow(self, table: KeyTable) -> "_Flow":
         assignment = self._assignment
@@ -222,8 +228,12 @@ class _Task:
 
     def _original(self, topic: str, offset: int) -> Original:
         works = (step.work for step in self._program.steps)
-        log = next(work.topic.log for work in works if isinstance(work, Source) and work.topic.name == topic)
-        return find_original(log, offset)
+        logs = [work.topic.log for work in works if isinstance(work, Source) and work.topic.name == topic]
+        if logs:
+            return find_original(logs[0], offset)
+        assert self._given.rows is not None, "what comes from no topic came as rows"
+        source = next(id_ for id_, name in self._program.sources().items() if name == topic)
+        return original_row(self._given.rows, source, offset)
 
 
 def _codec_behind(step: Step) -> Codec:
@@ -280,15 +290,32 @@ class _Flow:
 
     def _gather(self, step: Step, batches: dict[int, Batch]) -> Batch | None:
         found = []
-        for source in step.inputs:
+        for place, source in enumerate(step.inputs):
             batch = batches.get(source)
             if batch is None or not len(batch):
                 continue
-            copies = (source, step.id) in self._copied
-            found.append(batch.with_values([copied(value) for value in batch.values]) if copies else batch)
+            copies = (source, step.id) in self._copied or source in step.inputs[:place]
+            found.append(self._copy(step, batch) if copies else batch)
         return joined(found) if found else None
 
     def _run(self, step: Step, batch: Batch, batches: dict[int, Batch]) -> None:
+    def _copy(self, step: Step, batch: Batch) -> Batch:
+        """The events with values of their own; those whose value cannot be copied go to the error policy."""
+        try:
+            return batch.with_values([copied(value) for value in batch.values])
+        except Exception:  # one of them: find out which
+            values, places = [], []
+            for place, value in enumerate(batch.values):
+                try:
+                    values.append(copied(value))
+                    places.append(place)
+                except Exception as error:
+                    self._scope.failures.handle(step.name, COPY, error, self._key(batch, place), batch, place)
+            return batch.take(values, places)
+
+    def _key(self, batch: Batch, place: int) -> Any:
+        return self._scope.table.keys[batch.keys[place]]
+
         if step.is_sink:
             self.outputs[step.id].add(batch)
         elif isinstance(step.work, Rekey):
@@ -302,7 +329,9 @@ class _Flow:
         """Send a step's outputs to the later stages that need them, before a step of this stage can change them."""
         if step not in self._exits or not len(batch):
             return
-        batch, values = encode_batch(self._program.steps[step], batch, CROSSING, self._scope.failures)
+        sent, failures = batch, self._scope.failures
+        name = self._program.steps[step].name
+        batch, values = encode_batch(name, batch, CROSSING, failures, lambda place: self._key(sent, place))
         table = self._scope.table
         keys = [table.prefixes[k][2:] or None for k in batch.keys.tolist()]
         self._outgoing.add(step, batch, keys, table.groups[batch.keys], values)
@@ -315,12 +344,12 @@ class _Flow:
                 forms.append(encode_key(work.fn(value)))
                 places.append(place)
             except Exception as error:
-                old = self._scope.table.keys[batch.keys[place]]
-                self._scope.failures.handle(step.name, work.fn, error, old, batch, place)
+                self._scope.failures.handle(step.name, work.fn, error, self._key(batch, place), batch, place)
         if len(places) < len(batch):
             batch = batch.take([batch.values[i] for i in places], places)
         numbered = Batch(batch.values, np.arange(len(forms)), batch.times, batch.rows, batch.headers, batch.origin)
-        sent, values = encode_batch(step, numbered, work.value, self._scope.failures)
+        failures = self._scope.failures
+        sent, values = encode_batch(step.name, numbered, work.value, failures, lambda place: decode_key(forms[place]))
         keys = [forms[i] for i in sent.keys.tolist()]
         self._outgoing.add(step.id, sent, keys, key_groups(keys), values)
 
