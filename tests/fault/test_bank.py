@@ -330,7 +330,9 @@ def chain_is_consistent(events: list[tuple[int, Any, dict[str, Any]]], total: st
     for _, key, value in events:
         of_key.setdefault(key, [{total: 0}]).append(value)
     return all(
-        after[total] == before[total] + after["amount"] for values in of_key.values() for before, after in pairwise(values)
+        after[total] == before[total] + after["amount"]
+        for values in of_key.values()
+        for before, after in pairwise(values)
     )
 
 
@@ -352,7 +354,5 @@ def test_state_and_outputs_belong_together_when_the_function_is_not_deterministi
             assert last == found[step], f"{where}: the last outputs of {topic} are not the state of {step}"
             assert chain_is_consistent(found[topic], total), f"{where}: the outputs of {topic} are of several attempts"
             assert sorted(value["id"] for _, _, value in found[topic]) == ids, f"{where}: {topic} lost or doubled some"
-        amounts = [
-            {value["id"]: value["amount"] for _, _, value in found[topic]} for topic in ("debits", "credits")
-        ]
+        amounts = [{value["id"]: value["amount"] for _, _, value in found[topic]} for topic in ("debits", "credits")]
         assert amounts[0] == amounts[1], f"{where}: money was lost between the accounts"

@@ -439,16 +439,17 @@ def _timer_at(keyed: KeyedState, row: bytes, untils: Mapping[str, int | None]) -
 
 def remove_expired(keyed: KeyedState, watermark_ms: int | None) -> None:
     """Delete the values whose ttl the watermark has passed, also those of keys that this epoch has not touched."""
-    if watermark_ms is None or not keyed.timed:
+    if watermark_ms is None:
         return
-    for _, row in due_rows(keyed.store, EVENT_DUE, watermark_ms):
+    for _, row in due_rows(keyed.store, EVENT_DUE, watermark_ms) if keyed.timed else []:
         key, end = split_key(row, 2)
-        if row[end : end + 1] != NAME:
-            continue
-        cells, k = keyed.cells(row[end:]), keyed.table.number(key)
-        cells.grow()
-        cells.read(k)
-        if (due := cells.dues.get(k)) is not None and due <= watermark_ms:
+        if row[end : end + 1] == NAME:
+            cells, k = keyed.cells(row[end:]), keyed.table.number(key)
+            cells.grow()
+            cells.read(k)
+    # What was set in this epoch may have expired as well: by an event that came late.
+    for cells in keyed.columns():
+        for k in [k for k, due in cells.dues.items() if due <= watermark_ms]:
             cells.live[k] = ABSENT
             del cells.dues[k]
 

@@ -348,6 +348,10 @@ class KeyedState:
             found = self._cells[part] = Cells(self, part, self.codec)
         return found
 
+    def columns(self) -> list[Cells]:
+        """The columns of all parts of the state that this epoch has touched."""
+        return list(self._cells.values())
+
     def grow(self) -> None:
         """Make room for keys that got a number since: timers wake keys that no event of this epoch has."""
         for cells in self._cells.values():
