@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from penstock.batches import Batch, Ints, Origin
 from penstock.events import Headers
-from penstock.failures import Failures, Letter
+from penstock.failures import Failure, Failures, Letter
 from penstock.plan import Step, ToFunction, ToTopic
 from penstock.sinks import FUNCTION_KEYS
 from penstock.state.codec import Codec

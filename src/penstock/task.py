@@ -298,7 +298,6 @@ class _Flow:
             found.append(self._copy(step, batch) if copies else batch)
         return joined(found) if found else None
 
-    def _run(self, step: Step, batch: Batch, batches: dict[int, Batch]) -> None:
     def _copy(self, step: Step, batch: Batch) -> Batch:
         """The events with values of their own; those whose value cannot be copied go to the error policy."""
         try:
@@ -316,6 +315,7 @@ class _Flow:
     def _key(self, batch: Batch, place: int) -> Any:
         return self._scope.table.keys[batch.keys[place]]
 
+    def _run(self, step: Step, batch: Batch, batches: dict[int, Batch]) -> None:
         if step.is_sink:
             self.outputs[step.id].add(batch)
         elif isinstance(step.work, Rekey):
