@@ -33,6 +33,7 @@ MAX_SETTLE_ATTEMPTS = 5
 
 _CLOUD_SCHEMES = ("s3", "gs", "az")
 _PARTIAL = ".partial"
+_ABANDONED_S = 24 * 60 * 60
 _new_id = random_ids()
 
 
@@ -163,6 +164,7 @@ class _FolderOnDisk:
 
     def __init__(self, root: Path) -> None:
         self._root = root.absolute()
+        self._tidied = False
 
     def read(self, name: str, start: int = 0, end: int | None = None) -> bytes:
         _check_name(name)
@@ -188,6 +190,7 @@ class _FolderOnDisk:
             _make_folder(target.parent)
             try:
                 _write_synced(partial, data)
+                self._delete_abandoned(partial)
                 os.link(partial, target)
             except FileExistsError as error:
                 if target.is_dir():
@@ -218,6 +221,24 @@ class _FolderOnDisk:
                 continue
             except OSError as error:
                 raise StorageError(self._failed("delete", name, error)) from error
+
+    def _delete_abandoned(self, partial: Path) -> None:
+        """Delete, once for each opened storage, what writers left behind that were killed a day ago or longer.
+
+        How old a file is follows from the one just written, so only the clock of the file system counts. Should a
+        writer be that slow and alive, its link fails: nothing is half there, and it tries again.
+        """
+        if self._tidied:
+            return
+        self._tidied = True
+        try:
+            limit_s = partial.stat().st_mtime - _ABANDONED_S
+            for other in partial.parent.iterdir():
+                if other.stat().st_mtime < limit_s:
+                    other.unlink()
+        except OSError:
+            # Another process may tidy up at the same moment; the next one to open the storage sees to the rest.
+            return
 
     def _names_in(self, folder: str, after: str) -> Iterator[str]:
         """The names in `folder` ("" or ending in "/") behind `after`, in no order, without looking at the files."""

@@ -207,6 +207,43 @@ def test_writer_killed_in_the_middle_leaves_nothing_visible(tmp_path: Path) -> N
     assert killed_in_the_middle > 0
 
 
+def test_what_killed_writers_left_behind_goes_after_a_day(tmp_path: Path) -> None:
+    storage = open_storage(tmp_path)
+    storage.create("a", b"1")
+    now = time.time()
+    for name, hours in {"just now": 0, "yesterday": 23, "long ago": 25, "in another year": 9_000}.items():
+        file = tmp_path / ".partial" / name
+        file.write_bytes(b"half")
+        os.utime(file, (now - hours * 3_600, now - hours * 3_600))
+    (tmp_path / ".partial" / "not a file").mkdir()
+    storage.create("b", b"2")
+    assert len(list((tmp_path / ".partial").iterdir())) == 5, "once for each opened storage"
+    assert open_storage(tmp_path).read("a") == b"1"
+    assert len(list((tmp_path / ".partial").iterdir())) == 5, "readers delete nothing"
+    assert open_storage(tmp_path).create("c", b"3") is True
+    assert sorted(file.name for file in (tmp_path / ".partial").iterdir()) == ["just now", "not a file", "yesterday"]
+    assert open_storage(tmp_path).list("") == ["a", "b", "c"]
+
+
+def test_writer_whose_file_was_taken_for_abandoned_fails_and_may_try_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = open_storage(tmp_path)
+    link, times = os.link, count()
+
+    def late_link(source: Path, target: Path) -> None:
+        if next(times) == 0:
+            Path(source).unlink()
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", late_link)
+    with pytest.raises(StorageError) as caught:
+        storage.create("a", b"1")
+    assert not isinstance(caught.value, OutcomeUnknownError)
+    assert storage.list("") == []
+    assert storage.create("a", b"1") is True
+
+
 def test_faulty_storage_dies_before_its_write() -> None:
     inner = open_storage(f"memory://faults-{next(_numbers)}")
     storage = FaultyStorage(inner, die_before=2)
