@@ -5,7 +5,17 @@ import re
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import pyarrow as pa
 import pytest
+
+from penstock import topic_log
+from penstock.epochs.coordinator import Claim
+from penstock.epochs.records import Changes, Compacted, Counts, EpochRecord, Format, OutboxRef, View
+from penstock.process import Owner
+from penstock.state import segments
+from penstock.state.segments import SegmentRef
+from penstock.topic_log import Position
 
 ROOT = Path(__file__).parent.parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md")])
@@ -110,6 +120,21 @@ def test_the_glossary_names_a_place_for_each_word() -> None:
 def test_the_glossarys_words_are_in_the_code(word: str, name: str, path: str) -> None:
     text = (ROOT / "docs" / path).read_text(encoding="utf-8")
     assert re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text), f"{word}: there is no {name} in {path}"
+
+
+@pytest.mark.parametrize(
+    "stored", [Format, EpochRecord, View, Changes, Compacted, OutboxRef, SegmentRef, Counts, Position, Claim, Owner]
+)
+def test_the_protocol_page_names_every_stored_field(stored: type[msgspec.Struct]) -> None:
+    text = (ROOT / "docs" / "protocol.md").read_text(encoding="utf-8")
+    missing = [name for name in stored.__struct_fields__ if not re.search(rf"[`\"]{name}[`\"]", text)]
+    assert not missing
+
+
+@pytest.mark.parametrize("schema", [segments.SCHEMA, topic_log.SCHEMA], ids=["state", "topic"])
+def test_the_protocol_page_names_every_stored_column(schema: pa.Schema) -> None:
+    text = (ROOT / "docs" / "protocol.md").read_text(encoding="utf-8")
+    assert not [name for name in schema.names if f"| `{name}` |" not in text]
 
 
 def test_the_text_is_plain() -> None:
