@@ -1,6 +1,8 @@
 """How hypothesis looks for examples: PENSTOCK_HYPOTHESIS_PROFILE chooses `default` or `soak`."""
 
 import os
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -18,3 +20,13 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile(os.environ.get("PENSTOCK_HYPOTHESIS_PROFILE", "default"))
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[Any]:
+    """One Spark for all tests: starting it takes longer than most of them."""
+    from penstock.spark.session import open_session
+
+    session = open_session("local[2]", "tests")
+    yield session
+    session.stop()

@@ -21,10 +21,10 @@ MAX_FUNCTION_LINES = 70
 ORDER = [
     *("errors", "clock", "events", "process", "storage", "names", "parquet"),
     *("state.keys", "state.codec", "state.segments", "state.store", "state.replica"),
-    *("topic_log", "topics"),
+    *("topic_log", "topics", "sources", "files"),
     *("epochs.records", "epochs.protocol", "epochs.compaction", "epochs.coordinator"),
     *("columns", "plan", "batches", "failures", "state.overlay", "state.handles", "state.query"),
-    *("operators", "logic", "stream", "exchange", "inputs", "sinks", "outputs", "task", "runner"),
+    *("operators", "logic", "printing", "stream", "exchange", "inputs", "sinks", "outputs", "task", "runner"),
     *("spark.*", "application"),
     "testing.*",
     "__init__",

@@ -3,7 +3,7 @@
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
@@ -13,9 +13,10 @@ from penstock.clock import Clock, IdFactory, SystemClock, random_ids
 from penstock.epochs.coordinator import claim_run, newest_claim
 from penstock.errors import ConflictError, InvalidError
 from penstock.failures import ErrorPolicy, check_policy
-from penstock.plan import Plan, Source
+from penstock.plan import Frame, FrameColumns, Plan, Source
 from penstock.process import is_running
 from penstock.runner import MAX_EVENTS_PER_EPOCH, Run, Runner, Settings
+from penstock.sources import SUFFIXES, Feed, FileFormat, FilesFeed, IterableFeed
 from penstock.state.codec import key_codec, value_codec
 from penstock.state.keys import KEY_GROUPS
 from penstock.state.replica import DiskShelf, MemoryShelf, Shelf
@@ -90,6 +91,7 @@ class Application:
         self._local_dir = Path(local_dir) if local_dir else Path(tempfile.gettempdir()) / "penstock"
         self._store = store
         self._topics: dict[str, Topic] = {}
+        self._frames: dict[int, tuple[Any, FrameColumns]] = {}
 
     @property
     def topics(self) -> dict[str, Topic]:
@@ -115,14 +117,70 @@ class Application:
             self._topics[name] = known
         return known
 
-    def dataframe(self, topic: Topic) -> Stream:
-        """The stream of a topic's events, from its first on."""
-        if not isinstance(topic, Topic):
-            raise InvalidError(f"dataframe() was given {topic!r}; it needs a topic: app.dataframe(app.topic(name))")
+    def dataframe(
+        self,
+        source: Any,
+        key: str | None = None,
+        value: str | list[str] | None = None,
+        timestamp: str | None = None,
+        order: str | None = None,
+        codec: Any = None,
+        name: str | None = None,
+    ) -> Stream:
+        """The stream of a topic's events from its first on, or of the rows of a streaming DataFrame of Spark's.
+
+        Of a DataFrame, `key` names the column of keys; `value` the column or columns of values (all, as a dict, if not
+        given; with `codec`, one column of text or bytes that is decoded with it); `timestamp` a column of timestamps
+        or milliseconds; `order` a column by which the events of one key are ordered within a batch, such as Kafka's
+        offset. Such an application runs on Spark only.
+        """
+        if isinstance(source, Topic):
+            return self._read(source, None)
+        if not getattr(source, "isStreaming", False):
+            raise InvalidError(
+                f"dataframe() was given {source!r}; it needs a topic, app.dataframe(app.topic(name)), or a streaming "
+                f"DataFrame, spark.readStream..."
+            )
+        columns = FrameColumns(key, value, timestamp, order, codec is not None)
+        step = self.plan.add(name, "from DataFrame", Frame(value_codec("msgpack" if codec is None else codec)))
+        self._frames[step.id] = (source, columns)
+        return Stream(self.plan, step)
+
+    def from_iterable(self, name: str, items: Iterable[Any], key: Callable[[Any], Any] | None = None) -> Stream:
+        """The stream of a small, finite input: values or `Event`s, kept in a topic of that name, each read once.
+
+        >>> from penstock.testing import TestDriver
+        >>> app = Application("numbers")
+        >>> app.from_iterable("numbers", range(4)).map(lambda n: n * n).to_topic(app.topic("squares"))
+        >>> driver = TestDriver(app)
+        >>> driver.epoch()
+        >>> [event.value for event in driver.received("squares")]
+        [0, 1, 4, 9]
+        """
+        return self._read(self.topic(name), IterableFeed(name, list(items), key))
+
+    def files(
+        self,
+        path: str | Path,
+        format: FileFormat = "json",
+        key: Callable[[Any], Any] | None = None,
+        name: str | None = None,
+    ) -> Stream:
+        """The stream of the rows of all files in a folder: JSON lines, CSV (texts) or Parquet, by the order of names.
+
+        Files that are added later are read later; a file must not change once it is there. The rows are kept in a
+        topic, called `name` or after the folder.
+        """
+        if format not in SUFFIXES:
+            raise InvalidError(f"files() was given format={format!r}; it is one of {', '.join(map(repr, SUFFIXES))}")
+        topic = self.topic(name or f"files {Path(str(path)).name}")
+        return self._read(topic, FilesFeed(open_storage(path), str(path), format, key))
+
+    def _read(self, topic: Topic, feed: Feed | None) -> Stream:
         for step in self.plan.steps:
             if isinstance(step.work, Source) and step.work.topic is topic:
                 return Stream(self.plan, step)
-        return Stream(self.plan, self.plan.add(None, f"from {topic.name}", Source(topic)))
+        return Stream(self.plan, self.plan.add(None, f"from {topic.name}", Source(topic, feed)))
 
     def clear_state(self, force: bool = False) -> None:
         """Delete the application's state, so that it starts again from the beginning of its topics.
@@ -181,7 +239,8 @@ class Application:
         job = Job(
             name=self.consumer_group,
             start=lambda: Run(self.plan, self.settings, self._state, self._open_log, self._clock, self._ids),
-            places=Places(self._state, local),
+            places=Places(self._state, local, self._checkpoint()),
+            frames=self._frames,
             limit=self.settings.max_events_per_epoch,
             trigger_ms=milliseconds(trigger) or 0,
             until_caught_up=until == "caught-up",
@@ -192,6 +251,12 @@ class Application:
             clock=self._clock,
         )
         run_on_spark(job, master, spark)
+
+    def _checkpoint(self) -> str:
+        """Where Spark keeps the log of a streaming query: beside the state, so that they live and die together."""
+        state_dir = self._addresses["state_dir"]
+        base = state_dir if "://" in state_dir else str(Path(state_dir).absolute())
+        return f"{base.rstrip('/')}/{self.consumer_group}/{names.SPARK}"
 
     def stop(self) -> None:
         """Let `run()`, in whichever thread it is, end after the epoch under way."""
@@ -222,6 +287,8 @@ def start(
     """Start a run of an application's plan in this process, with these replicas, topics, clock and ids."""
     if not plan.steps:
         raise InvalidError("the application has no steps; begin with app.dataframe(app.topic(name))")
+    if any(isinstance(step.work, Frame) for step in plan.steps):
+        raise InvalidError("the application reads a DataFrame of Spark's, so it runs on Spark only: app.run()")
     run = Run(plan, app.settings, storage, open_log, clock, ids)
     replicas = shelf(run.coordinator.history, run.coordinator.run)
     return Runner(run, storage, replicas, ids, app.settings.max_events_per_epoch)

@@ -11,6 +11,7 @@ SEGMENTS = "segments"
 OUTBOX = "outbox"
 PUBLISHED = "published"
 RUNS = "runs"
+SPARK = "spark"
 FULL_SUFFIX = ".full.json"
 
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 from penstock.batches import Batch, Ints, Origin
 from penstock.events import Headers
 from penstock.failures import Failure, Failures, Letter
-from penstock.plan import Step, ToFunction, ToTopic
+from penstock.plan import Step, ToFiles, ToFunction, ToTopic
 from penstock.sinks import FUNCTION_KEYS
 from penstock.state.codec import Codec
 from penstock.state.overlay import KeyTable
@@ -40,7 +40,7 @@ class SinkOutput:
     """Collects what one sink is given in a task."""
 
     def __init__(self, step: Step, table: KeyTable, failures: Failures) -> None:
-        assert isinstance(step.work, ToTopic | ToFunction)
+        assert isinstance(step.work, ToTopic | ToFunction | ToFiles)
         self.step = step
         self._table = table
         self._failures = failures

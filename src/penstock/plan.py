@@ -11,7 +11,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from penstock.errors import InvalidError
+from penstock.sources import Feed, FileFormat
 from penstock.state.codec import Codec
+from penstock.storage import Storage
 from penstock.topics import Topic
 
 MAX_NAME_CHARACTERS = 100
@@ -21,9 +23,28 @@ CallKind = Literal["map", "expand", "update", "filter", "inspect"]
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Reads a topic."""
+    """Reads a topic, which a feed may fill."""
 
     topic: Topic
+    feed: Feed | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FrameColumns:
+    """Which columns of a DataFrame are the parts of an event; `encoded`: the value is text or bytes to be decoded."""
+
+    key: str | None
+    value: str | list[str] | None
+    timestamp: str | None
+    order: str | None
+    encoded: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """Reads a streaming DataFrame of Spark's; the frame itself stays on the driver, under the step's name."""
+
+    value: Codec
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +104,16 @@ class ToFunction:
     value: Codec
 
 
-Work = Source | Call | StatefulMap | StatefulOp | Rekey | Concat | ToTopic | ToFunction
+@dataclass(frozen=True, slots=True)
+class ToFiles:
+    """Writes one file for each epoch into a folder."""
+
+    folder: Storage
+    format: FileFormat
+    value: Codec
+
+
+Work = Source | Frame | Call | StatefulMap | StatefulOp | Rekey | Concat | ToTopic | ToFunction | ToFiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +133,7 @@ class Step:
     @property
     def is_sink(self) -> bool:
         """Whether events leave the pipeline here."""
-        return isinstance(self.work, ToTopic | ToFunction)
+        return isinstance(self.work, ToTopic | ToFunction | ToFiles)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +178,7 @@ class Plan:
         for index in range(max(level.values(), default=-1) + 1):
             steps = tuple(step for step in self.steps if level[step.id] == index)
             crossing = {s for step in steps for s in step.inputs if self._crosses(level, s, index)}
-            sources = {step.id for step in steps if isinstance(step.work, Source)}
+            sources = {step.id for step in steps if isinstance(step.work, Source | Frame)}
             exits = {
                 s for later in self.steps for s in later.inputs
                 if level[s] == index and self._crosses(level, s, level[later.id])
@@ -164,6 +194,14 @@ class Plan:
             if isinstance(work, Source | ToTopic):
                 step = replace(step, work=replace(work, topic=replaced(work.topic)))
             steps.append(step)
+        return Plan(steps)
+
+    def without_feeds(self) -> "Plan":
+        """The same plan as tasks need it: what fills a topic stays with the driver."""
+        steps = [
+            replace(step, work=replace(step.work, feed=None)) if isinstance(step.work, Source) else step
+            for step in self.steps
+        ]
         return Plan(steps)
 
     def _out(self, level: dict[int, int], step: int) -> int:

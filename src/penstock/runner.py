@@ -10,11 +10,11 @@ import pyarrow as pa
 from penstock.clock import Clock, IdFactory
 from penstock.epochs.coordinator import Assignment, Coordinator, PlanShape
 from penstock.epochs.protocol import Complete
-from penstock.epochs.records import ControlRow, EpochRecord
+from penstock.epochs.records import ControlRow, EpochRecord, SparkBatch
 from penstock.errors import StorageError
 from penstock.exchange import SCHEMA, rows_of_partition
 from penstock.failures import ErrorPolicy
-from penstock.plan import Plan
+from penstock.plan import Plan, Source
 from penstock.sinks import Sinks
 from penstock.state.replica import Replicas, Shelf
 from penstock.storage import Storage
@@ -44,6 +44,7 @@ class Answers:
 
     rows: Sequence[ControlRow]
     positions: Mapping[str, Position]
+    batch: SparkBatch | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,9 @@ class Run:
         clock: Clock,
         ids: IdFactory,
     ) -> None:
+        self._clock = clock
+        self._feeds = [(s.work.feed, s.work.topic) for s in plan.steps if isinstance(s.work, Source) and s.work.feed]
+        plan = plan.without_feeds()
         stages = plan.stages()
         shape = PlanShape(len(stages), settings.partitions, plan.stateful_steps())
         self.coordinator = Coordinator(storage, shape, clock, ids, settings.snapshots, settings.retain)
@@ -73,9 +77,14 @@ class Run:
             self.coordinator.history, tuple(plan.steps), stages, settings.partitions, settings.on_error
         )
         self._sinks = Sinks(storage, {s.name: s for s in plan.steps if s.is_sink}, open_topic)
-        last = self.coordinator.last
-        if last is not None:
-            self.coordinator.publish(last, self._sinks.publish)
+        self._unpublished = self.coordinator.last
+        self._publish()
+
+    def _publish(self) -> None:
+        """Publish the last committed epoch, unless this run has done so; what failed is tried again here."""
+        if self._unpublished is not None:
+            self.coordinator.publish(self._unpublished, self._sinks.publish)
+            self._unpublished = None
 
     def positions(self) -> dict[str, Position]:
         """From where each source is read on, by the name of its step."""
@@ -84,6 +93,8 @@ class Run:
 
     def new_events(self, limit: int) -> NewEvents:
         """What is new in the sources, at most so many events of each."""
+        for feed, topic in self._feeds:
+            feed.refresh(topic, self._clock.now_ms())
         slices: dict[int, tuple[Slice, ...]] = {}
         ends: dict[str, Position] = {}
         topics, positions = self.program.topics(), self.positions()
@@ -99,18 +110,20 @@ class Run:
 
     def perform(self, epoch: int, execute: Callable[[Assignment], Answers]) -> EpochRecord | None:
         """Have an epoch executed, commit it and publish it; None if it was committed before, and is published now."""
+        self._publish()
         assignment = self.coordinator.assign(epoch)
         if assignment is None:
-            last = self.coordinator.last
-            if last is not None and last.epoch == epoch:
-                self.coordinator.publish(last, self._sinks.publish)
             return None
         for _ in range(MAX_ATTEMPTS):
             answers = execute(assignment)
             checked = self.coordinator.check(answers.rows)
             if isinstance(checked, Complete):
-                record = self.coordinator.commit(assignment, checked, answers.positions, self._sinks.positions())
-                self.coordinator.publish(record, self._sinks.publish)
+                sinks = {ref.sink for row in checked.rows for ref in row.outbox}
+                record = self.coordinator.commit(
+                    assignment, checked, answers.positions, self._sinks.positions(sinks), answers.batch
+                )
+                self._unpublished = record
+                self._publish()
                 return record
             log.warning("epoch %d runs again: %s", epoch, checked.reason)
         raise StorageError(

@@ -5,7 +5,7 @@ Topics take it exactly once, since a segment of the outbox names its origin; a f
 after a crash with the same epoch, partition and events.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,12 +14,13 @@ import pyarrow as pa
 from penstock.epochs.records import EpochRecord, OutboxRef
 from penstock.errors import CorruptionError, MissingError
 from penstock.events import Event
-from penstock.failures import DEAD_LETTER
+from penstock.failures import DEAD_LETTER, unpublished
+from penstock.files import write_epoch
 from penstock.parquet import CheckedFile, open_parquet
-from penstock.plan import Step, ToFunction, ToTopic
-from penstock.state.codec import key_codec
+from penstock.plan import Step, ToFiles, ToFunction, ToTopic
+from penstock.state.codec import Codec, key_codec
 from penstock.storage import Storage
-from penstock.topics import ORIGIN, Position, Topic, TopicLog, read_headers
+from penstock.topics import ORIGIN, Position, TopicLog, read_headers
 
 FUNCTION_KEYS = key_codec("canonical")
 """How the outbox of a function keeps keys: in a form that any key comes back from."""
@@ -38,27 +39,35 @@ class Sinks:
     steps: Mapping[str, Step]
     open_topic: Callable[[str], TopicLog]
 
-    def positions(self) -> dict[str, Position]:
-        """How far each sink's topic reaches now: what is published later stands behind this."""
-        return {name: self._log(name).end() for name, step in self.steps.items() if isinstance(step.work, ToTopic)}
+    def positions(self, sinks: Iterable[str]) -> dict[str, Position]:
+        """How far the topics of these sinks reach now: what is published later stands behind this."""
+        logs = {sink: self._log(sink) for sink in sorted(sinks)}
+        return {sink: log.end() for sink, log in logs.items() if log is not None}
 
     def publish(self, sink: str, record: EpochRecord) -> None:
         """Bring what an epoch has for a sink to where it belongs."""
-        for ref in record.outbox:
-            if ref.sink != sink:
-                continue
-            data, file = self._verified(ref, record.epoch)
-            step = self.steps.get(sink)
-            if step is not None and isinstance(step.work, ToFunction):
-                step.work.fn(record.epoch, ref.partition, list(_events(file.read(), step.work)))
-            else:
-                origin = file.note(ORIGIN) or ""
-                self._log(sink).append_once(data, origin, ref.checksum, record.sinks.get(sink, Position()))
+        parts = [(ref, *self._verified(ref, record.epoch)) for ref in record.outbox if ref.sink == sink]
+        work = self.steps[sink].work if sink in self.steps else None
+        log = self._log(sink)
+        if isinstance(work, ToFiles):
+            events = [event for _, _, file in parts for event in _events(file.read(), work.value)]
+            write_epoch(work.folder, f"{record.epoch:020d}-{record.history[:8]}", work.format, events)
+        elif isinstance(work, ToFunction):
+            for ref, _, file in parts:
+                events = list(_events(file.read(), work.value))
+                try:
+                    work.fn(record.epoch, ref.partition, events)
+                except Exception as error:
+                    raise unpublished(sink, work.fn, error, record.epoch, ref.partition) from error
+        elif log is not None:
+            for ref, data, file in parts:
+                log.append_once(data, file.note(ORIGIN) or "", ref.checksum, record.sinks.get(sink, Position()))
 
-    def _log(self, sink: str) -> TopicLog:
+    def _log(self, sink: str) -> TopicLog | None:
+        """The log that a sink appends to; None for a sink that is no topic."""
         step = self.steps.get(sink)
-        if step is not None and isinstance(step.work, ToTopic):
-            return step.work.topic.log
+        if step is not None:
+            return step.work.topic.log if isinstance(step.work, ToTopic) else None
         assert sink.startswith(DEAD_LETTER), f"{sink} is no sink of this plan"
         return self.open_topic(sink.removeprefix(DEAD_LETTER))
 
@@ -76,14 +85,9 @@ class Sinks:
         return data, file
 
 
-def _events(table: pa.Table, work: ToFunction) -> Iterator[Event]:
+def _events(table: pa.Table, codec: Codec) -> Iterator[Event]:
     headers = read_headers(table.column("headers"))
     columns = (table.column(name).to_pylist() for name in ("key", "value", "timestamp_ms"))
     for index, (key, value, timestamp_ms) in enumerate(zip(*columns, strict=True)):
         decoded: Any = None if key is None else FUNCTION_KEYS.decode(key)
-        yield Event(decoded, work.value.decode(value), timestamp_ms, headers[index] if headers else ())
-
-
-def topics_of(steps: Mapping[str, Step]) -> dict[str, Topic]:
-    """The topics that sinks write to, by name."""
-    return {s.work.topic.name: s.work.topic for s in steps.values() if isinstance(s.work, ToTopic)}
+        yield Event(decoded, codec.decode(value), timestamp_ms, headers[index] if headers else ())

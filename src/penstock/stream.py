@@ -2,14 +2,32 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
+from penstock.batches import copied
 from penstock.columns import Column, as_column, field
 from penstock.errors import InvalidError
 from penstock.failures import describe
 from penstock.logic import StatefulLogic
-from penstock.plan import Call, CallKind, Concat, Plan, Rekey, StatefulMap, StatefulOp, Step, ToFunction, ToTopic, Work
+from penstock.plan import (
+    Call,
+    CallKind,
+    Concat,
+    Plan,
+    Rekey,
+    StatefulMap,
+    StatefulOp,
+    Step,
+    ToFiles,
+    ToFunction,
+    ToTopic,
+    Work,
+)
+from penstock.printing import TablePrinter, print_events
+from penstock.sources import SUFFIXES, FileFormat
 from penstock.state.codec import Codec, value_codec
+from penstock.storage import open_storage
 from penstock.topics import Topic
 
 
@@ -153,6 +171,22 @@ class Stream:
         _require_callable("sink", fn)
         self._add(name, f"sink {_name(fn, 'function')}", ToFunction(fn, value_codec(value)))
 
+    def files(self, path: str | Path, format: FileFormat = "json", name: str | None = None) -> None:
+        """Write the values of each epoch as one file of JSON lines, CSV or Parquet; it appears whole or not at all."""
+        if format not in SUFFIXES:
+            raise InvalidError(f"files() was given format={format!r}; it is one of {', '.join(map(repr, SUFFIXES))}")
+        self._add(name, f"to files {path}", ToFiles(open_storage(path), format, value_codec("json")))
+
+    def print(self, name: str | None = None) -> None:
+        """Print the events of each committed epoch; after a crash possibly the last epoch once more."""
+        self.sink(print_events, name=name or "print", value="msgpack")
+
+    def print_table(self, size: int = 10, name: str | None = None) -> None:
+        """Print the last `size` events of each committed epoch and partition as a table."""
+        self.sink(TablePrinter(size), name=name or "print_table", value="msgpack")
+
+    __iter__ = None  # or Python would ask for stream[0], stream[1], ... for ever
+
     def __getitem__(self, item: Any) -> Any:
         """`s["a"]` is a column, `s[s["a"] > 3]` keeps some events, `s[["a", "b"]]` keeps some fields."""
         if isinstance(item, Column):
@@ -165,7 +199,7 @@ class Stream:
     def __setitem__(self, name: str, value: Any) -> None:
         """`s["c"] = s["a"] + s["b"]`: from here on the stream has the field."""
         column = as_column(value).evaluate
-        step = self._call("map", lambda v: {**v, name: column(v)}, False, False, None, None, f"set {name}")
+        step = self._call("map", lambda v: {**v, name: copied(column(v))}, False, False, None, None, f"set {name}")
         self._step = step._step
 
     def _call(

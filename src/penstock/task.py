@@ -27,7 +27,7 @@ from penstock.inputs import Input, exchange_origin, find_original, original_row,
 from penstock.logic import StatefulOpOperator
 from penstock.operators import CallOperator, Operator, Scope, StatefulMapOperator
 from penstock.outputs import SinkOutput, encode_batch, letters_table
-from penstock.plan import Call, Concat, Rekey, Source, Stage, StatefulMap, StatefulOp, Step
+from penstock.plan import Call, Concat, Frame, Rekey, Source, Stage, StatefulMap, StatefulOp, Step
 from penstock.sinks import outbox_origin
 from penstock.state.codec import Codec, value_codec
 from penstock.state.keys import decode_key, encode_key, group_range, key_groups
@@ -58,8 +58,9 @@ class Program:
         return {step.name: step.work.topic for step in self.steps if isinstance(step.work, Source)}
 
     def sources(self) -> dict[int, str]:
-        """The name of the topic that each source step reads."""
-        return {step.id: step.work.topic.name for step in self.steps if isinstance(step.work, Source)}
+        """The name of what each source step reads: its topic, or for a frame the step itself."""
+        found = {step.id: step.work.topic.name for step in self.steps if isinstance(step.work, Source)}
+        return found | {step.id: step.name for step in self.steps if isinstance(step.work, Frame)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +171,7 @@ class _Task:
 
     def _control(self, inputs: list[Input], flow: "_Flow") -> ControlRow:
         outbox = [*self._write_outputs(flow), *self._write_letters()]
-        sources = [one for one in inputs if isinstance(one.step.work, Source) and len(one)]
+        sources = [one for one in inputs if isinstance(one.step.work, Source | Frame) and len(one)]
         return ControlRow(
             stage=self._given.stage,
             partition=self._given.partition,
@@ -237,7 +238,7 @@ class _Task:
 
 
 def _codec_behind(step: Step) -> Codec:
-    return step.work.value if isinstance(step.work, Rekey) else CROSSING
+    return step.work.value if isinstance(step.work, Rekey | Frame) else CROSSING
 
 
 class _Flow:
@@ -247,7 +248,7 @@ class _Flow:
         self, program: Program, stage: Stage, scope: Scope, keyed: Mapping[str, KeyedState], outgoing: Outgoing
     ) -> None:
         self._scope = scope
-        self._steps = [step for step in stage.steps if not isinstance(step.work, Source)]
+        self._steps = [step for step in stage.steps if not isinstance(step.work, Source | Frame)]
         self._exits = {step for step in stage.exits if not isinstance(program.steps[step].work, Rekey)}
         self._program = program
         self._outgoing = outgoing

@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from penstock import errors
 from penstock.epochs.coordinator import Assignment
-from penstock.epochs.records import EpochRecord
+from penstock.epochs.records import EpochRecord, SparkBatch
 from penstock.errors import CorruptionError, InvalidError, PenstockError, StorageError
 from penstock.logic import StatefulLogic
 from penstock.plan import StatefulOp
@@ -36,6 +36,7 @@ class Places:
 
     storage: Storage
     local_dir: Path | None
+    checkpoint: str = ""
 
 
 class SparkRunner:
@@ -51,9 +52,15 @@ class SparkRunner:
         self._id = f"{coordinator.history}-{coordinator.run}"
         self._shared = spark.sparkContext.broadcast(_packed(self._worker))
 
-    def epoch(self) -> EpochRecord:
-        """Run, commit and publish one epoch with what is new in the sources, even if nothing is."""
-        record = self.run.perform(self.run.coordinator.view.epoch + 1, self._execute)
+    @property
+    def partitions(self) -> int:
+        """Into how many partitions every stage is cut."""
+        return self.run.program.partitions
+
+    def epoch(self, rows: DataFrame | None = None, batch: SparkBatch | None = None) -> EpochRecord:
+        """Run, commit and publish one epoch with what is new in the topics, and the rows of a batch of frames."""
+        epoch = self.run.coordinator.view.epoch + 1
+        record = self.run.perform(epoch, lambda assignment: self._execute(assignment, rows, batch))
         assert record is not None, "the next epoch is never committed already"
         return record
 
@@ -70,23 +77,23 @@ class SparkRunner:
             self._seal()
             self.run.coordinator.end()
 
-    def _execute(self, assignment: Assignment) -> Answers:
+    def _execute(self, assignment: Assignment, given: DataFrame | None, batch: SparkBatch | None) -> Answers:
         """The one job of an epoch: all stages, with a shuffle by partition between each two."""
         program, new = self.run.program, self.run.new_events(self._limit)
         work = msgspec.msgpack.encode(EpochWork(assignment, dict(new.slices)))
-        rows: DataFrame = self._spark.range(0, program.partitions, 1, program.partitions)
+        rows = self._spark.range(0, program.partitions, 1, program.partitions) if given is None else given
         for stage in program.stages:
-            if stage.index:
+            if stage.index or given is not None:
                 rows = rows.repartitionById(program.partitions, rows["partition"])
             rows = rows.mapInArrow(StageTask(self._id, self._shared, stage.index, work), SCHEMA)
         try:
             collected = rows.select("kind", "value").collect()
         except Exception as error:
-            raise _spark_error(error, assignment.epoch) from None
+            raise spark_error(error, assignment.epoch) from None
         controls, failures = read_notes((row[0], bytes(row[1])) for row in collected if row[0])
         if failures:
             raise _error_of(failures[0])
-        return Answers(controls, new.positions)
+        return Answers(controls, new.positions, batch)
 
     def _seal(self) -> None:
         """Let the next run trust the replicas that the workers of this machine kept."""
@@ -120,7 +127,7 @@ def _error_of(failed: Failed) -> PenstockError:
     return kind(failed.message)
 
 
-def _spark_error(error: Exception, epoch: int) -> StorageError:
+def spark_error(error: Exception, epoch: int) -> StorageError:
     """What Spark said, in a sentence; all of it goes to the log file."""
     said = [line for line in str(error).splitlines() if line.strip()]
     file = log_file()

@@ -3,7 +3,7 @@
 import logging
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -15,8 +15,10 @@ from pyspark.sql import SparkSession
 from penstock.clock import Clock
 from penstock.epochs.records import EpochRecord
 from penstock.errors import ConflictError, InvalidError, PenstockError
+from penstock.plan import FrameColumns
 from penstock.runner import Run
 from penstock.spark.engine import Places, SparkRunner
+from penstock.spark.frames import FrameQuery, NoFrames
 from penstock.spark.session import open_session, tune
 
 log = logging.getLogger(__name__)
@@ -43,6 +45,7 @@ class Job:
     restarts: int
     stop: threading.Event
     clock: Clock
+    frames: Mapping[int, tuple[Any, FrameColumns]]
 
 
 @dataclass(slots=True)
@@ -98,23 +101,27 @@ def run_on_spark(job: Job, master: str, spark: SparkSession | None) -> None:
 
 def _run_once(job: Job, session: SparkSession, deadline_ms: int | None, progress: Progress) -> None:
     runner = SparkRunner(session, job.start(), job.places, job.limit)
+    frames: FrameQuery | NoFrames = NoFrames()
     ended = False
     try:
+        if job.frames:
+            frames = FrameQuery(session, runner, job.frames, job.places, lambda r: progress.add(r, job.clock.now_ms()))
+            frames.start(job.trigger_ms, job.until_caught_up)
         ticks = runner.waits_for_time()
         while not _is_over(job, deadline_ms, progress):
-            now_ms = job.clock.now_ms()
-            if now_ms - progress.last_epoch_ms < job.trigger_ms:
-                job.stop.wait(IDLE_SECONDS)
-                continue
-            idle = runner.run.is_caught_up()
-            if idle and job.until_caught_up:
-                break
-            if idle and not (ticks and now_ms - progress.last_epoch_ms >= TICK_MS):
-                job.stop.wait(IDLE_SECONDS)
-                continue
-            progress.add(runner.epoch(), job.clock.now_ms())
+            more_to_come = frames.is_active
+            with frames.alone:
+                idle = runner.run.is_caught_up()
+                if idle and job.until_caught_up and not more_to_come:
+                    break
+                waited_ms = job.clock.now_ms() - progress.last_epoch_ms
+                if waited_ms >= job.trigger_ms and (not idle or (ticks and waited_ms >= TICK_MS)):
+                    progress.add(runner.epoch(), job.clock.now_ms())
+                    continue
+            job.stop.wait(IDLE_SECONDS)
         ended = True
     finally:
+        frames.stop()
         runner.close(ended)
 
 

@@ -98,7 +98,7 @@ class StageTask:
         try:
             result = run_task(kept.worker.program, work.assignment, given, kept.worker.storage, kept.replicas, _ids)
         except PenstockError as error:
-            yield _note(FAILED, msgspec.json.encode(_failed(error)))
+            yield failed_note(error)
             return
         yield from _answer(kept.worker.program, given, result)
 
@@ -130,11 +130,11 @@ def _answer(program: Program, given: TaskInput, result: TaskResult) -> Iterator[
     along = given.rows.filter(pa.array(np.isin(given.rows.column("step").to_numpy(), later)))
     sent = pa.concat_tables([result.outgoing, along])
     if sent.num_rows:
-        yield from _addressed(sent, program.partitions).to_batches(ROWS_PER_BATCH)
+        yield from addressed(sent, program.partitions).to_batches(ROWS_PER_BATCH)
     yield _note(CONTROL, msgspec.json.encode(result.control))
 
 
-def _addressed(sent: pa.Table, partitions: int) -> pa.Table:
+def addressed(sent: pa.Table, partitions: int) -> pa.Table:
     """Rows of an exchange with the partition that each belongs to."""
     groups = sent.column("key_group").to_numpy().astype(np.int32)
     partition = ((groups + 1) * partitions - 1) // KEY_GROUPS
@@ -147,6 +147,11 @@ def _note(kind: int, value: bytes) -> pa.RecordBatch:
     """A row that is no event. It goes to partition 0, which passes it on."""
     row: dict[str, Any] = dict.fromkeys(_ROWS.names)
     return pa.RecordBatch.from_pylist([{**row, "partition": 0, "kind": kind, "value": value}], _ROWS)
+
+
+def failed_note(error: PenstockError) -> pa.RecordBatch:
+    """The row that tells the driver of an error."""
+    return _note(FAILED, msgspec.json.encode(_failed(error)))
 
 
 def _failed(error: PenstockError) -> Failed:

@@ -1,0 +1,226 @@
+"""Streaming DataFrames as sources: `foreachBatch` hands each batch to an epoch, which commits it with its state.
+
+Invariants:
+- An epoch record holds the number and the offsets of the batch that it took in. A batch that was committed before a
+  crash is not computed again; one that does not follow the last is refused.
+- A batch is one epoch. A query that is to stop leaves the next batch unstarted, for the next run.
+"""
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.types import TimestampType
+
+from penstock import names
+from penstock.epochs.protocol import Publish, Refuse, decide_batch
+from penstock.epochs.records import EpochRecord, SparkBatch
+from penstock.errors import InvalidError, PenstockError, StorageError
+from penstock.exchange import SCHEMA as EXCHANGE
+from penstock.plan import FrameColumns
+from penstock.spark.engine import Places, SparkRunner, spark_error
+from penstock.spark.stage import SCHEMA, addressed, failed_note
+from penstock.state.codec import value_codec
+from penstock.state.keys import encode_key, encode_text_keys, key_groups
+from penstock.topics import HEADERS_TYPE
+
+ROWS_PER_TASK_BITS = 33
+_VALUES = value_codec("msgpack")
+
+
+@dataclass(frozen=True, slots=True)
+class Ingest:
+    """Turns rows of a DataFrame into rows of an exchange, in a Python worker."""
+
+    step: int
+    partitions: int
+    encoded: bool
+    ordered: bool
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Rows with their keys in canonical form, addressed to their partitions."""
+        sent = 0
+        for batch in batches:
+            try:
+                rows = self._rows(pa.Table.from_batches([batch]), sent)
+            except PenstockError as error:
+                yield failed_note(error)
+                return
+            sent += rows.num_rows
+            yield from addressed(rows, self.partitions).to_batches()
+
+    def _rows(self, table: pa.Table, sent: int) -> pa.Table:
+        count = table.num_rows
+        sequence = np.arange(sent, sent + count)
+        keys, groups = _canonical(table.column("key").combine_chunks())
+        values = table.column("value").combine_chunks()
+        if not self.encoded:
+            values = pa.array([_VALUES.checked_encode(value) for value in values.to_pylist()], pa.binary())
+        return pa.Table.from_arrays(
+            [
+                pa.array(np.full(count, self.step, np.int32)),
+                pa.array(groups),
+                keys,
+                values.cast(pa.binary()),
+                table.column("timestamp_ms"),
+                pa.nulls(count, HEADERS_TYPE),
+                pa.array(np.full(count, self.step, np.int32)),
+                table.column("order").fill_null(-1) if self.ordered else pa.array(sequence + _first_order()),
+                pa.array(sequence),
+            ],
+            schema=EXCHANGE,
+        )
+
+
+def _first_order() -> int:
+    """Where the numbers of this task's rows begin, so that rows have an order where nobody gave them one."""
+    context = TaskContext.get()
+    assert context is not None, "rows are ingested in a task"
+    return context.partitionId() << ROWS_PER_TASK_BITS
+
+
+def _canonical(keys: pa.Array) -> tuple[pa.Array, Any]:
+    """The canonical forms of a column of keys, and their groups; no key stays none, in the first group."""
+    encoded = keys.dictionary_encode()
+    distinct = encoded.dictionary
+    if pa.types.is_null(keys.type):
+        return pa.nulls(len(keys), pa.binary()), np.zeros(len(keys), np.uint16)
+    if pa.types.is_string(distinct.type):
+        forms = encode_text_keys(distinct)
+    else:
+        forms = pa.array([encode_key(key) for key in distinct.to_pylist()], pa.binary())
+    groups = np.append(key_groups(forms.to_pylist()), np.uint16(0))
+    places = encoded.indices.fill_null(len(distinct)).to_numpy(zero_copy_only=False)
+    return forms.take(encoded.indices), groups[places]
+
+
+def rows_of(frame: DataFrame, step: int, columns: FrameColumns, partitions: int) -> DataFrame:
+    """A streaming DataFrame as rows of an exchange."""
+    for name in (columns.key, columns.timestamp, columns.order):
+        if name is not None and name not in frame.columns:
+            raise InvalidError(f"the DataFrame has no column {name!r}; it has {', '.join(frame.columns)}")
+    value = columns.value
+    names_ = frame.columns if value is None else value
+    content = F.col(value) if isinstance(value, str) else F.struct(*names_)
+    chosen = frame.select(
+        (F.col(columns.key) if columns.key else F.lit(None).cast("string")).alias("key"),
+        (content.cast("binary") if columns.encoded else content).alias("value"),
+        _milliseconds(frame, columns.timestamp).alias("timestamp_ms"),
+        (F.col(columns.order).cast("long") if columns.order else F.lit(None).cast("long")).alias("order"),
+    )
+    ingest = Ingest(step, partitions, columns.encoded, columns.order is not None)
+    return chosen.mapInArrow(ingest, SCHEMA)
+
+
+def _milliseconds(frame: DataFrame, column: str | None) -> Any:
+    if column is None:
+        return F.unix_millis(F.current_timestamp())
+    if isinstance(frame.schema[column].dataType, TimestampType):
+        return F.unix_millis(F.col(column))
+    return F.col(column).cast("long")
+
+
+class NoFrames:
+    """In place of a query, where an application reads no DataFrame."""
+
+    def __init__(self) -> None:
+        self.alone = threading.RLock()
+        self.is_active = False
+
+    def stop(self) -> None:
+        """Nothing runs."""
+
+
+class _StoppedError(Exception):
+    """Ends a batch that Spark had planned when the query was already to stop: the next run takes it in."""
+
+
+class FrameQuery:
+    """The streaming query over all DataFrames of an application."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        runner: SparkRunner,
+        frames: Mapping[int, tuple[DataFrame, FrameColumns]],
+        places: Places,
+        on_epoch: Callable[[EpochRecord], None],
+    ) -> None:
+        self._runner = runner
+        self._storage = places.storage
+        self._on_epoch = on_epoch
+        self.alone = threading.RLock()
+        self._stopping = False
+        self._failure: BaseException | None = None
+        parts = [rows_of(df, step, columns, runner.partitions) for step, (df, columns) in frames.items()]
+        rows = reduce(DataFrame.unionByName, parts)
+        self._writer = rows.writeStream.foreachBatch(self._batch).option("checkpointLocation", places.checkpoint)
+        self._query: StreamingQuery | None = None
+
+    def start(self, trigger_ms: int, until_caught_up: bool) -> None:
+        """Let Spark begin; `until_caught_up`: it ends when it has brought all there is now."""
+        interval: dict[str, Any] = {"processingTime": f"{trigger_ms} milliseconds"}
+        writer = self._writer.trigger(**({"availableNow": True} if until_caught_up else interval))
+        try:
+            self._query = writer.start()
+        except AnalysisException as error:
+            raise InvalidError(f"Spark cannot run this DataFrame as a stream: {str(error).splitlines()[0]}") from None
+
+    @property
+    def is_active(self) -> bool:
+        """Whether batches may still come; raises what ended the query if it failed."""
+        assert self._query is not None, "start() comes first"
+        active = bool(self._query.isActive)
+        if not active:
+            self._raise()
+        return active
+
+    def stop(self) -> None:
+        """Stop between two epochs."""
+        with self.alone:
+            self._stopping = True
+        if self._query is not None:
+            self._query.stop()
+
+    def _raise(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+        failed = None if self._query is None else self._query.exception()
+        if failed is not None:
+            raise spark_error(failed, self._runner.run.coordinator.view.epoch + 1)
+
+    def _batch(self, rows: DataFrame, number: int) -> None:
+        with self.alone:
+            if self._stopping:
+                raise _StoppedError
+            try:
+                self._take_in(rows, number)
+            except BaseException as error:
+                self._failure = error
+                raise
+
+    def _take_in(self, rows: DataFrame, number: int) -> None:
+        batch = SparkBatch(number, self._offsets(number))
+        decision = decide_batch(batch, self._runner.run.coordinator.view.batch)
+        if isinstance(decision, Refuse):
+            raise InvalidError(decision.reason)
+        if isinstance(decision, Publish):
+            return  # the run published its last epoch when it started
+        record = self._runner.epoch(rows, batch)
+        if record.batch != batch:
+            raise StorageError(f"epoch {record.epoch} was committed by another run with other events; start again")
+        self._on_epoch(record)
+
+    def _offsets(self, number: int) -> str:
+        """What Spark has logged as the offsets of a batch, without the line of times and settings before them."""
+        text = self._storage.read(f"{names.SPARK}/offsets/{number}").decode()
+        return "\n".join(text.splitlines()[2:])

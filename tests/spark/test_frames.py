@@ -1,0 +1,104 @@
+"""Streaming DataFrames as sources, on a real Spark: each row once in the state, through stops and restarts."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock import Application, DeadLetter, InvalidError
+from penstock.testing import TestDriver
+
+SCHEMA = "customer string, amount long, at long"
+
+
+def write_rows(folder: Path, name: str, rows: list[dict[str, Any]]) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def total(key: Any, value: dict[str, Any], state: int) -> tuple[dict[str, Any], int]:
+    state += value["amount"]
+    return {"customer": key, "total": state}, state
+
+
+def application(spark: Any, tmp_path: Path, **settings: Any) -> Application:
+    app = Application("frames", tmp_path / "topics", tmp_path / "state", tmp_path / "local", partitions=2, **settings)
+    frame = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).json(str(tmp_path / "in"))
+    stream = app.dataframe(frame, key="customer", timestamp="at", order="at")
+    stream.stateful_map("total", total, default=0).to_topic(app.topic("totals"))
+    return app
+
+
+def last_totals(app: Application) -> dict[str, int]:
+    return {event.key: event.value["total"] for event in app.topic("totals").read()}
+
+
+def test_rows_of_a_streaming_frame_count_once_over_several_runs(spark: Any, tmp_path: Path) -> None:
+    write_rows(tmp_path / "in", "a.json", [{"customer": f"c{n % 3}", "amount": n, "at": n} for n in range(30)])
+    application(spark, tmp_path).run(until="caught-up", spark=spark)
+    write_rows(tmp_path / "in", "b.json", [{"customer": f"c{n % 3}", "amount": n, "at": n} for n in range(30, 60)])
+    app = application(spark, tmp_path)
+    app.run(until="caught-up", spark=spark)
+    assert last_totals(app) == {f"c{k}": sum(range(k, 60, 3)) for k in range(3)}
+    assert app.topic("totals").end() == 60
+
+
+def test_rows_of_one_key_come_in_the_order_that_was_asked_for(spark: Any, tmp_path: Path) -> None:
+    rows = [{"customer": "c", "amount": n, "at": n} for n in range(100)]
+    write_rows(tmp_path / "in", "a.json", rows[::-1])
+    app = Application("frames", tmp_path / "topics", tmp_path / "state", tmp_path / "local", partitions=2)
+    frame = spark.readStream.schema(SCHEMA).json(str(tmp_path / "in")).repartition(5)
+    app.dataframe(frame, key="customer", value="amount", order="at").to_topic(app.topic("out"))
+    app.run(until="caught-up", spark=spark)
+    assert [event.value for event in app.topic("out").read()] == list(range(100))
+
+
+def test_a_frame_and_a_topic_feed_one_state(spark: Any, tmp_path: Path) -> None:
+    write_rows(tmp_path / "in", "a.json", [{"customer": "c", "amount": 5, "at": 1}])
+    app = Application("frames", tmp_path / "topics", tmp_path / "state", tmp_path / "local", partitions=2)
+    frame = app.dataframe(spark.readStream.schema(SCHEMA).json(str(tmp_path / "in")), key="customer")
+    topic = app.dataframe(app.topic("more"))
+    frame.concat(topic).stateful_map("total", total, default=0).to_topic(app.topic("totals"))
+    with app.topic("more").producer() as send:
+        send({"amount": 7}, key="c")
+    app.run(until="caught-up", spark=spark)
+    assert max(event.value["total"] for event in app.topic("totals").read()) == 12
+
+
+def test_encoded_values_are_decoded_with_their_codec_and_bad_ones_put_aside(spark: Any, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.txt").write_text('{"amount": 1}\n{"amount": \n{"amount": 2}\n')
+    app = Application(
+        "frames", tmp_path / "topics", tmp_path / "state", tmp_path / "local", on_error=DeadLetter("broken")
+    )
+    frame = spark.readStream.text(str(tmp_path / "in"))
+    app.dataframe(frame, value="value", codec="json").map(lambda v: v["amount"]).to_topic(app.topic("out"))
+    app.run(until="caught-up", spark=spark)
+    assert sorted(event.value for event in app.topic("out").read()) == [1, 2]
+    assert [event.value for event in app.topic("broken", key="bytes", value="bytes").read()] == [b'{"amount": ']
+
+
+def test_a_lost_checkpoint_is_refused_and_nothing_is_counted_twice(spark: Any, tmp_path: Path) -> None:
+    write_rows(tmp_path / "in", "a.json", [{"customer": "c", "amount": 5, "at": 1}])
+    write_rows(tmp_path / "in", "b.json", [{"customer": "c", "amount": 6, "at": 2}])
+    application(spark, tmp_path).run(until="caught-up", spark=spark)
+    for file in sorted((tmp_path / "state" / "frames" / "spark").rglob("*"), reverse=True):
+        file.rmdir() if file.is_dir() else file.unlink()
+    app = application(spark, tmp_path)
+    with pytest.raises(InvalidError, match="do not belong together"):
+        app.run(until="caught-up", spark=spark)
+    assert last_totals(app) == {"c": 11}
+
+
+def test_a_frame_needs_spark_and_its_columns(spark: Any, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    with pytest.raises(InvalidError, match="on Spark only"):
+        TestDriver(application(spark, tmp_path))
+    app = Application("frames", tmp_path / "topics", tmp_path / "state", tmp_path / "local")
+    frame = spark.readStream.schema(SCHEMA).json(str(tmp_path / "in"))
+    app.dataframe(frame, key="nobody").to_topic(app.topic("out"))
+    with pytest.raises(InvalidError, match="no column 'nobody'; it has customer, amount, at"):
+        app.run(until="caught-up", spark=spark)
+    with pytest.raises(InvalidError, match="streaming DataFrame"):
+        app.dataframe(spark.range(3))
