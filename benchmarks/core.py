@@ -51,7 +51,12 @@ def bare_loop(raw: list[tuple[str, bytes]], totals: dict[str, int]) -> list[byte
 def measure(keys: int, folder: Path) -> tuple[list[float], list[float]]:
     """Events per second of each epoch: of Penstock, and of the bare loop."""
     app = Application(
-        "bench", folder / "topics", folder / "state", folder / "local", partitions=1, max_events_per_epoch=EVENTS_PER_EPOCH
+        "bench",
+        folder / "topics",
+        folder / "state",
+        folder / "local",
+        partitions=1,
+        max_events_per_epoch=EVENTS_PER_EPOCH,
     )
     payments, totals = app.topic("payments"), app.topic("totals")
     app.dataframe(payments).stateful_map("total", total, default=0).to_topic(totals)

@@ -16,7 +16,9 @@ from penstock.events import Event
 from penstock.failures import DeadLetter, Failure
 from penstock.logic import Emit, StatefulLogic
 from penstock.state.codec import Codec
-from penstock.state.handles import ListState, MapState, State, States, Timer, Timers
+from penstock.state.collections import ListState, MapState
+from penstock.state.handles import State, States
+from penstock.state.timers import Timer, Timers
 from penstock.stream import Stream
 from penstock.topics import Producer, Topic
 

@@ -20,9 +20,11 @@ from penstock.errors import InvalidError
 from penstock.events import Event, Headers
 from penstock.operators import PerEvent, Scope, default_state, require_key
 from penstock.plan import StatefulOp, Step
-from penstock.state.handles import ListState, MapState, States, Timer, Timers, due_timers
+from penstock.state.collections import ListState, MapState
+from penstock.state.handles import States
 from penstock.state.keys import Key
 from penstock.state.overlay import ABSENT, VALUE, KeyedState
+from penstock.state.timers import Timer, Timers, due_timers
 from penstock.topics import checked_headers
 
 _MAX_INT64 = (1 << 63) - 1
@@ -69,7 +71,7 @@ class StatefulLogic:
         """The end of each epoch; `states` are those of all keys of this partition. Emitted events need a key."""
 
     def on_schedule(self, states: States, emit: Emit) -> None:
-        """The first epoch in each new interval of `schedule`; the very first epoch is in none. Emitted events need a key."""
+        """The first epoch in each new interval of `schedule`, never the first of all. Emitted events need a key."""
 
     @property
     def timers(self) -> Timers:
@@ -95,7 +97,22 @@ class StatefulLogic:
 
 
 class Emit(Protocol):
-    """Sends one event on: `emit(value)`. It keeps the key, time and headers of its input unless you give others."""
+    """Sends one event on: `emit(value)`. It keeps the key, time and headers of its input unless you give others.
+
+    >>> from penstock import Application, Emit, Event, StatefulLogic
+    >>> from penstock.testing import TestDriver
+    >>> class Twice(StatefulLogic):
+    ...     def on_data(self, event: Event, state: None, emit: Emit) -> None:
+    ...         emit(event.value)
+    ...         emit(event.value, timestamp_ms=event.timestamp_ms + 1)
+    >>> app = Application("twice")
+    >>> app.dataframe(app.topic("in")).stateful_op("twice", Twice()).to_topic(app.topic("out"))
+    >>> driver = TestDriver(app)
+    >>> driver.send("in", "hello", key="a", timestamp_ms=7)
+    >>> driver.epoch()
+    >>> [(event.value, event.timestamp_ms) for event in driver.received("out")]
+    [('hello', 7), ('hello', 8)]
+    """
 
     def __call__(
         self, value: Any, timestamp_ms: int | None = None, key: Key | None = None, headers: Headers | None = None

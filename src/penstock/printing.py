@@ -29,11 +29,13 @@ class TablePrinter:
         shown = events[-self.size :]
         rows = [event.value if isinstance(event.value, dict) else {"value": event.value} for event in shown]
         columns = list(dict.fromkeys(str(name) for row in rows for name in row))
-        table = Table("key", *columns, title=f"epoch {epoch}, partition {partition}: {len(events)} events")
+        table = Table("key", *columns)
         for event, row in zip(shown, rows, strict=True):
             cells = {str(name): value for name, value in row.items()}
             table.add_row(_cell(event.key), *(_cell(cells[name]) if name in cells else "" for name in columns))
-        Console().print(table)
+        console = Console(highlight=False)
+        console.print(f"epoch {epoch}, partition {partition}: {len(events)} events")
+        console.print(table)
 
 
 def _cell(value: object) -> str:

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from penstock.state.codec import Codec
-from penstock.state.handles import LIST, MAP, NAME, name_of
 from penstock.state.keys import Key, decode_key, encode_key, row_prefix, split_key
+from penstock.state.parts import LIST, MAP, NAME, name_of
 from penstock.state.store import DUES, Store
 
 _CEILING = b"\xff"
