@@ -115,7 +115,8 @@ class Run:
         if assignment is None:
             return None
         for _ in range(MAX_ATTEMPTS):
-            answers = execute(assignment)
+            with self.coordinator.owning():
+                answers = execute(assignment)
             checked = self.coordinator.check(answers.rows)
             if isinstance(checked, Complete):
                 sinks = {ref.sink for row in checked.rows for ref in row.outbox}

@@ -208,6 +208,37 @@ def test_a_fault_at_any_write_changes_nothing(batch: int, storage: str, fault: s
         assert outcome(world.play()) == expected(), where
 
 
+class Refusing:
+    """A storage that takes no new objects for a while, as one that is full or cannot be reached."""
+
+    def __init__(self, inner: Storage) -> None:
+        self.refusals = 0
+        self._inner = inner
+        self.read, self.list, self.delete = inner.read, inner.list, inner.delete
+
+    def create(self, name: str, data: bytes) -> bool:
+        if self.refusals:
+            self.refusals -= 1
+            raise StorageError("full, as this test wants")
+        return self._inner.create(name, data)
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_a_run_that_goes_on_after_an_error_of_storage_loses_nothing(storage: str) -> None:
+    """The same run is asked again, without a restart: an epoch that it could not publish is published first."""
+    for refusals in range(1, 8):
+        world = worlds()[3].copy()
+        refusing = Refusing(world.storages[storage])
+        driver = world.start(**{storage: refusing})
+        world.send()
+        refusing.refusals = refusals
+        for _ in range(2 * refusals):
+            with suppress(StorageError):
+                driver.epoch()
+        driver.close()
+        assert outcome(world.play()) == expected(), f"{refusals} writes to {storage} refused"
+
+
 def writes_of_restart(world: World, storage: str) -> int:
     """How many writes a process has that starts, catches up with what was sent, and ends."""
     trial = world.copy()
