@@ -15,6 +15,7 @@ from penstock.epochs.protocol import (
     Run,
     RunAgain,
     check_answers,
+    decide_batch,
     decide_commit,
     decide_epoch,
     decide_owner,
@@ -22,7 +23,7 @@ from penstock.epochs.protocol import (
     what_to_collect,
     what_to_forget,
 )
-from penstock.epochs.records import Changes, Compacted, ControlRow, Counts, EpochRecord, OutboxRef, View
+from penstock.epochs.records import Changes, Compacted, ControlRow, Counts, EpochRecord, OutboxRef, SparkBatch, View
 from penstock.names import epoch_record, full_record, outbox, published, run, segment
 from penstock.state.segments import SegmentRef
 
@@ -51,6 +52,36 @@ def test_epoch_out_of_order_is_refused_with_the_one_expected_and_the_remedy(aske
         "clear_state()",
         "another state_dir",
     ):
+        assert words in decision.reason
+
+
+@pytest.mark.parametrize(
+    ("asked", "last", "expected"),
+    [
+        (SparkBatch(0, "a"), None, Run()),
+        (SparkBatch(4, "b"), SparkBatch(3, "a"), Run()),
+        (SparkBatch(3, "a"), SparkBatch(3, "a"), Publish()),
+    ],
+    ids=["the first batch is run", "the next one is run", "the last one again is published again"],
+)
+def test_batch_is_run_or_published(asked: SparkBatch, last: SparkBatch | None, expected: Run | Publish) -> None:
+    assert decide_batch(asked, last) == expected
+
+
+@pytest.mark.parametrize(
+    ("asked", "last", "said"),
+    [
+        (SparkBatch(1, "a"), None, ["brings batch 1,", "batch 0 comes next"]),
+        (SparkBatch(0, "a"), SparkBatch(3, "a"), ["brings batch 0,", "batch 4 comes next"]),
+        (SparkBatch(5, "a"), SparkBatch(3, "a"), ["brings batch 5,", "batch 4 comes next"]),
+        (SparkBatch(3, "b"), SparkBatch(3, "a"), ["brings batch 3 with other offsets", "batch 4 comes next"]),
+    ],
+    ids=["not the first", "an old checkpoint", "one too far", "other offsets"],
+)
+def test_batch_of_another_checkpoint_is_refused(asked: SparkBatch, last: SparkBatch | None, said: list[str]) -> None:
+    decision = decide_batch(asked, last)
+    assert isinstance(decision, Refuse)
+    for words in [*said, "bring the right checkpoint back", "clear_state()"]:
         assert words in decision.reason
 
 

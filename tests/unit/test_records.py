@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from penstock.epochs.records import (
@@ -11,6 +12,7 @@ from penstock.epochs.records import (
     EpochRecord,
     Format,
     OutboxRef,
+    SparkBatch,
     View,
     after,
     fold,
@@ -92,16 +94,28 @@ VIEW = View(
     segments={"running total": {0: (SegmentRef("segments/a", 42, 42, False, 7, 900, "0123456789abcdef"),), 3: ()}},
     counts=Counts(read=100),
 )
-GOLDEN = {"format.json": FORMAT, "epoch.json": RECORD, "full.json": VIEW}
+BATCH = SparkBatch(42, '{"batchWatermarkMs":0}')
+GOLDEN = {
+    "format.json": FORMAT,
+    "epoch.json": msgspec.structs.replace(RECORD, batch=BATCH),
+    "full.json": msgspec.structs.replace(VIEW, batch=BATCH),
+}
+BEFORE = {"epoch-without-batch.json": RECORD, "full-without-batch.json": VIEW}
 
 
 @pytest.mark.parametrize("name", GOLDEN)
-def test_what_was_stored_before_is_still_read_and_written_to_the_byte(name: str) -> None:
+def test_what_is_stored_keeps_its_form_to_the_byte(name: str) -> None:
     """If this fails, old state has become unreadable: change the code back."""
     data = (STORED / name).read_bytes()
     found = unpack(name, data, type(GOLDEN[name]))
     assert found == GOLDEN[name]
     assert pack(found) == data
+
+
+@pytest.mark.parametrize("name", BEFORE)
+def test_what_was_stored_before_a_field_came_to_be_is_still_read(name: str) -> None:
+    """If this fails, old state has become unreadable: give new fields a default, and keep the old ones."""
+    assert unpack(name, (STORED / name).read_bytes(), type(BEFORE[name])) == BEFORE[name]
 
 
 @pytest.mark.parametrize("name", GOLDEN)
@@ -189,6 +203,12 @@ def test_view_keeps_what_later_records_do_not_speak_of() -> None:
     assert view.counts == Counts(2, 3, 4, 5)
     assert (view.epoch, view.clock_ms, view.partitions, view.compacted_ms) == (1, 1_000, 8, 9)
     assert (view.highest_ms, view.watermark_ms) == ({"a": 5, "b": 7}, 5)
+
+
+def test_view_keeps_the_last_batch_of_spark() -> None:
+    batches = [None, SparkBatch(0, "a"), None, SparkBatch(1, "b"), None]
+    views = [fold(View("h"), [record(n, batch=batch) for n, batch in enumerate(batches[:end])]) for end in range(6)]
+    assert [view.batch for view in views] == [None, None, batches[1], batches[1], batches[3], batches[3]]
 
 
 @pytest.mark.parametrize(
