@@ -29,6 +29,7 @@ class Column:
 
     __slots__ = ("_text", "evaluate")
     __hash__ = None  # type: ignore[assignment]
+    __iter__ = None  # or Python would ask for column[0], column[1], ... for ever
 
     def __init__(self, evaluate: Callable[[Any], Any], text: str) -> None:
         self.evaluate = evaluate

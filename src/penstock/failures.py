@@ -6,6 +6,7 @@ Invariants:
   original bytes.
 """
 
+import os
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from penstock.events import Headers
 
 DEAD_LETTER = "dead-letter:"
 MAX_SHOWN_CHARACTERS = 200
-_OWN_FOLDER = str(Path(__file__).parent)
+_OWN_FOLDER = str(Path(__file__).parent) + os.sep
 
 
 class DeadLetter(msgspec.Struct, frozen=True):
@@ -154,6 +155,8 @@ def describe(fn: Any) -> str:
     inner = getattr(fn, "__func__", fn)
     name = getattr(inner, "__qualname__", None) or repr(fn)
     code = getattr(inner, "__code__", None)
+    if code is not None and code.co_filename.startswith(_OWN_FOLDER):
+        return "of a column"
     return name if code is None else f"{name} ({Path(code.co_filename).name}:{code.co_firstlineno})"
 
 
@@ -176,17 +179,29 @@ def _headers(failure: Failure) -> Headers:
     return tuple((f"penstock.{name}", text.encode()) for name, text in said.items())
 
 
+def _users_trace(error: Exception) -> str:
+    """The traceback of an error without our own frames."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return "".join(traceback.format_list([f for f in frames if not f.filename.startswith(_OWN_FOLDER)]))
+
+
+def unpublished(sink: str, fn: Any, error: Exception, epoch: int, partition: int) -> LogicError:
+    """The error that says that the function of a sink failed."""
+    return LogicError(
+        f"step {sink!r}, function {describe(fn)}, epoch {epoch}, partition {partition}: {_error_line(error)}\n"
+        f"{_users_trace(error)}The epoch is committed, and the function will be called with it again before any other "
+        f"is run: mend it, or what it writes to, and start again."
+    )
+
+
 def _message(failure: Failure) -> str:
     where = [f"step {failure.step!r}, function {failure.function}"]
     if failure.key is not None:
         where.append(f"key {failure.key!r:.{MAX_SHOWN_CHARACTERS}}")
     if failure.offset >= 0:
         where.append(f"topic {failure.topic!r}, offset {failure.offset}")
-    frames = traceback.extract_tb(failure.error.__traceback__)
-    own = [frame for frame in frames if not frame.filename.startswith(_OWN_FOLDER)]
-    trace = "".join(traceback.format_list(own))
     return (
-        f"{', '.join(where)}: {_error_line(failure.error)}\n{trace}"
+        f"{', '.join(where)}: {_error_line(failure.error)}\n{_users_trace(failure.error)}"
         f'The epoch was not committed, so nothing is lost: mend the function and start again, or set on_error="skip", '
         f"DeadLetter(topic) or a function of yours."
     )
