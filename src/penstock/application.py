@@ -13,12 +13,12 @@ from penstock.clock import Clock, IdFactory, SystemClock, random_ids
 from penstock.epochs.coordinator import claim_run, newest_claim
 from penstock.errors import ConflictError, InvalidError
 from penstock.failures import ErrorPolicy, check_policy
-from penstock.plan import Frame, FrameColumns, Plan, Source
+from penstock.plan import MAX_NAME_BYTES, Frame, FrameColumns, Plan, Source, ToTopic
 from penstock.process import is_running
 from penstock.runner import MAX_EVENTS_PER_EPOCH, Run, Runner, Settings
 from penstock.sources import SUFFIXES, Feed, FileFormat, FilesFeed, IterableFeed
 from penstock.state.codec import key_codec, value_codec
-from penstock.state.keys import KEY_GROUPS
+from penstock.state.keys import KEY_GROUPS, shown
 from penstock.state.replica import DiskShelf, MemoryShelf, Shelf
 from penstock.storage import Storage, open_storage, settle, sub
 from penstock.stream import Stream
@@ -224,8 +224,7 @@ class Application:
         from penstock.spark.engine import Places
         from penstock.spark.running import Job, milliseconds, run_on_spark
 
-        if not self.plan.steps:
-            raise InvalidError("the application has no steps; begin with app.dataframe(app.topic(name))")
+        self.check_plan()
         if until not in (None, "caught-up"):
             raise InvalidError(f'until is {until!r}; it is "caught-up" or not given')
         for what, address in self._addresses.items():
@@ -266,6 +265,20 @@ class Application:
         """Start a run of this application in this process, without Spark: for learning, and for small things."""
         return start(self, self.plan, self._state, self._shelf, self._open_log, self._clock, self._ids)
 
+    def check_plan(self) -> None:
+        """Raise InvalidError if the plan cannot be run: it has no steps, or topics that this application does not."""
+        if not self.plan.steps:
+            raise InvalidError("the application has no steps; begin with app.dataframe(app.topic(name))")
+        for step in self.plan.steps:
+            if (
+                isinstance(step.work, Source | ToTopic)
+                and self._topics.get(step.work.topic.name) is not step.work.topic
+            ):
+                raise InvalidError(
+                    f"step {step.name!r} uses a topic {step.work.topic.name!r} of another application; open it in this "
+                    f"one: app.topic({step.work.topic.name!r})"
+                )
+
     def _open_log(self, name: str) -> TopicLog:
         return self._topics[name].log if name in self._topics else self.topic(name, key="bytes", value="bytes").log
 
@@ -285,8 +298,7 @@ def start(
     ids: IdFactory,
 ) -> Runner:
     """Start a run of an application's plan in this process, with these replicas, topics, clock and ids."""
-    if not plan.steps:
-        raise InvalidError("the application has no steps; begin with app.dataframe(app.topic(name))")
+    app.check_plan()
     if any(isinstance(step.work, Frame) for step in plan.steps):
         raise InvalidError("the application reads a DataFrame of Spark's, so it runs on Spark only: app.run()")
     run = Run(plan, app.settings, storage, open_log, clock, ids)
@@ -295,8 +307,12 @@ def start(
 
 
 def _check_name(what: str, name: Any) -> None:
-    if not isinstance(name, str) or not name or "/" in name or name.startswith(".") or not name.isprintable():
-        raise InvalidError(f"{what} is {name!r}; it is a text without '/' that does not begin with '.'")
+    fits = isinstance(name, str) and name.isprintable() and 0 < len(name.encode()) <= MAX_NAME_BYTES
+    if not fits or "/" in name or name.startswith("."):
+        raise InvalidError(
+            f"{what} is {shown(name)}; it is a text of 1 to {MAX_NAME_BYTES} bytes, without '/', that does not begin "
+            f"with '.'"
+        )
 
 
 def _check_number(what: str, number: Any, low: int, high: int) -> None:

@@ -19,7 +19,6 @@ from penstock.batches import NO_ROW, Batch
 from penstock.errors import InvalidError, LogicError
 from penstock.events import Headers
 
-DEAD_LETTER = "dead-letter:"
 MAX_SHOWN_CHARACTERS = 200
 _OWN_FOLDER = str(Path(__file__).parent) + os.sep
 

@@ -11,12 +11,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from penstock.errors import InvalidError
+from penstock.names import as_part
 from penstock.sources import Feed, FileFormat
 from penstock.state.codec import Codec
 from penstock.storage import Storage
 from penstock.topics import Topic
 
 MAX_NAME_CHARACTERS = 100
+MAX_NAME_BYTES = 240
+"""As part of a file's name, of which file systems take 255 bytes."""
+DEAD_LETTER = "dead-letter:"
+"""What the names of sinks begin with that no step stands for."""
 
 CallKind = Literal["map", "expand", "update", "filter", "inspect"]
 
@@ -146,20 +151,35 @@ class Stage:
     exits: tuple[int, ...]
 
 
+def _is_name(name: str) -> bool:
+    fits = 0 < len(name) <= MAX_NAME_CHARACTERS and "/" not in name and name.isprintable()
+    return fits and len(as_part(name)) <= MAX_NAME_BYTES and not name.startswith(DEAD_LETTER)
+
+
+def _shortened(hint: str) -> str:
+    """As much of a hint as leaves room for a number behind it."""
+    while len(hint) > MAX_NAME_CHARACTERS - 20 or len(as_part(hint)) > MAX_NAME_BYTES - 20:
+        hint = hint[:-1]
+    return hint
+
+
 @dataclass(slots=True)
 class Plan:
     """The steps added so far."""
 
     steps: list[Step] = field(default_factory=list)
 
-    def add(self, name: str | None, hint: str, work: Work, inputs: Sequence[int] = ()) -> Step:
-        """Add a step. A given name must be new; without one, a name is made from the hint."""
+    def add(self, name: str | None, hint: str | None, work: Work, inputs: Sequence[int] = ()) -> Step:
+        """Add a step. A given name must be new; without one, a name is made from the hint, if there is a hint."""
         taken = {step.name for step in self.steps}
-        if name is None:
+        if name is None and hint is not None:
+            hint = _shortened("".join(c for c in hint.replace("/", " ") if c.isprintable()))
             name = next(n for i in range(1, len(taken) + 2) if (n := hint if i == 1 else f"{hint}-{i}") not in taken)
-        elif not name or len(name) > MAX_NAME_CHARACTERS or "/" in name or not name.isprintable():
+        elif not isinstance(name, str) or not _is_name(name):
             raise InvalidError(
-                f"a step cannot be named {name!r}: a name has 1 to {MAX_NAME_CHARACTERS} printable characters, no '/'"
+                f"a step cannot be named {name!r}: a name is a text of 1 to {MAX_NAME_CHARACTERS} printable characters "
+                f"({MAX_NAME_BYTES // 9} where they are not Latin), without '/', that does not begin with "
+                f"{DEAD_LETTER!r}"
             )
         elif name in taken:
             raise InvalidError(

@@ -14,10 +14,10 @@ import pyarrow as pa
 from penstock.epochs.records import EpochRecord, OutboxRef
 from penstock.errors import CorruptionError, MissingError
 from penstock.events import Event
-from penstock.failures import DEAD_LETTER, unpublished
+from penstock.failures import unpublished
 from penstock.files import write_epoch
 from penstock.parquet import CheckedFile, open_parquet
-from penstock.plan import Step, ToFiles, ToFunction, ToTopic
+from penstock.plan import DEAD_LETTER, Step, ToFiles, ToFunction, ToTopic
 from penstock.state.codec import Codec, key_codec
 from penstock.storage import Storage
 from penstock.topics import ORIGIN, Position, TopicLog, read_headers

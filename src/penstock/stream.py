@@ -113,7 +113,7 @@ class Stream:
         and dataclasses as dicts; give a type to have it back.
         """
         _require_callable("key_by", fn)
-        return self._add(name, "key_by", Rekey(fn, value_codec(value)))
+        return self._add(name, None, Rekey(fn, value_codec(value)))
 
     def group_by(self, by: str | Callable[[Any], Any], name: str | None = None, value: Any = "msgpack") -> "Stream":
         """Give each event a new key: a field of its value by name, or what a function of the value returns."""
@@ -131,7 +131,7 @@ class Stream:
         that makes one. `state` is the codec of the stored state.
         """
         _require_callable("stateful_map", fn)
-        return self._add(name, "stateful_map", StatefulMap(fn, default, _state_codec(state, default)))
+        return self._add(name, None, StatefulMap(fn, default, _state_codec(state, default)))
 
     def stateful_op(self, name: str, logic: StatefulLogic, default: Any = None, state: Any = "json") -> "Stream":
         """Run a `StatefulLogic`, which may emit nothing, one or many events, and has timers."""
@@ -146,7 +146,7 @@ class Stream:
                 f"stateful_op({name!r}): the schedule of {type(logic).__name__} is {schedule!r}; it is None, or an "
                 f"interval of a millisecond or more, such as timedelta(seconds=10)"
             )
-        return self._add(name, "stateful_op", StatefulOp(logic, default, _state_codec(state, default)))
+        return self._add(name, None, StatefulOp(logic, default, _state_codec(state, default)))
 
     def concat(self, other: "Stream") -> "Stream":
         """The events of both streams, in the order of the source where they have one source."""
@@ -214,10 +214,9 @@ class Stream:
     ) -> "Stream":
         _require_callable(kind, fn)
         work = Call(fn, kind, metadata, value_codec(state) if stateful else None)
-        return self._add(name, hint or _name(fn, kind), work)
+        return self._add(name, None if kind == "inspect" else hint or _name(fn, kind), work)
 
-    def _add(self, name: str | None, hint: str, work: Work) -> "Stream":
-        hint = "".join(c for c in hint.replace("/", " ") if c.isprintable())[:80]
+    def _add(self, name: str | None, hint: str | None, work: Work) -> "Stream":
         return Stream(self._plan, self._plan.add(name, hint, work, (self._step.id,)))
 
 

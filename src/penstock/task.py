@@ -22,12 +22,12 @@ from penstock.epochs.coordinator import Assignment
 from penstock.epochs.records import Compacted, ControlRow, Counts, OutboxRef
 from penstock.errors import InvalidError
 from penstock.exchange import SCHEMA, Outgoing, in_source_order
-from penstock.failures import DEAD_LETTER, ErrorPolicy, Failures, Original
+from penstock.failures import ErrorPolicy, Failures, Original
 from penstock.inputs import Input, exchange_origin, find_original, original_row, read_exchange, read_topic, together
 from penstock.logic import StatefulOpOperator
 from penstock.operators import CallOperator, Operator, Scope, StatefulMapOperator
 from penstock.outputs import SinkOutput, encode_batch, letters_table
-from penstock.plan import Call, Concat, Frame, Rekey, Source, Stage, StatefulMap, StatefulOp, Step
+from penstock.plan import DEAD_LETTER, Call, Concat, Frame, Rekey, Source, Stage, StatefulMap, StatefulOp, Step
 from penstock.sinks import outbox_origin
 from penstock.state.codec import Codec, value_codec
 from penstock.state.keys import decode_key, encode_key, group_range, key_groups

@@ -81,7 +81,9 @@ class ListState(_Collection):
         for value in values:
             self.append(value)
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index: int | slice) -> Any:
+        if isinstance(index, slice):
+            return [self[place] for place in range(*index.indices(len(self)))]
         data = self._keyed.get_row(self._row(self._place(index)))
         assert data is not None, "an element between first and end has a row"
         return self._decode(data)
