@@ -13,12 +13,12 @@ from penstock.clock import Clock, IdFactory, SystemClock, random_ids
 from penstock.epochs.coordinator import claim_run, newest_claim
 from penstock.errors import ConflictError, InvalidError
 from penstock.failures import ErrorPolicy, check_policy
-from penstock.plan import MAX_NAME_BYTES, Frame, FrameColumns, Plan, Source, ToTopic
+from penstock.plan import Frame, FrameColumns, Plan, Source, ToTopic, check_name
 from penstock.process import is_running
 from penstock.runner import MAX_EVENTS_PER_EPOCH, Run, Runner, Settings
 from penstock.sources import SUFFIXES, Feed, FileFormat, FilesFeed, IterableFeed
 from penstock.state.codec import key_codec, value_codec
-from penstock.state.keys import KEY_GROUPS, shown
+from penstock.state.keys import KEY_GROUPS
 from penstock.state.replica import DiskShelf, MemoryShelf, Shelf
 from penstock.storage import Storage, open_storage, settle, sub
 from penstock.stream import Stream
@@ -71,7 +71,7 @@ class Application:
         clock: Clock | None = None,
         ids: IdFactory | None = None,
     ) -> None:
-        _check_name("consumer_group", consumer_group)
+        check_name("consumer_group", consumer_group)
         _check_number("partitions", partitions, 1, KEY_GROUPS)
         _check_number("retain", retain, 1, 1_000_000)
         _check_number("max_events_per_epoch", max_events_per_epoch, 1, 1_000_000_000)
@@ -104,7 +104,7 @@ class Application:
         `key` is "str", "bytes", "int", "json" or "canonical" (any key comes back as it was); `value` is "json",
         "msgpack", "bytes", "str" or a type (a dataclass, a `msgspec.Struct`, …) that is validated on reading.
         """
-        _check_name("a topic's name", name)
+        check_name("a topic's name", name)
         keys, values = key_codec(key), value_codec(value)
         known = self._topics.get(name)
         if known is not None and (known.key.name, known.value.name) != (keys.name, values.name):
@@ -304,15 +304,6 @@ def start(
     run = Run(plan, app.settings, storage, open_log, clock, ids)
     replicas = shelf(run.coordinator.history, run.coordinator.run)
     return Runner(run, storage, replicas, ids, app.settings.max_events_per_epoch)
-
-
-def _check_name(what: str, name: Any) -> None:
-    fits = isinstance(name, str) and name.isprintable() and 0 < len(name.encode()) <= MAX_NAME_BYTES
-    if not fits or "/" in name or name.startswith("."):
-        raise InvalidError(
-            f"{what} is {shown(name)}; it is a text of 1 to {MAX_NAME_BYTES} bytes, without '/', that does not begin "
-            f"with '.'"
-        )
 
 
 def _check_number(what: str, number: Any, low: int, high: int) -> None:

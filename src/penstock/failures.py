@@ -2,8 +2,8 @@
 
 Invariants:
 - Under "fail" nothing of the epoch is committed.
-- Under any other policy the event that failed leaves nothing but a count and, if asked for, a dead letter with its
-  original bytes.
+- Under any other policy an event leaves nothing in the step where it failed and goes no further; what is left of it is
+  a count and, if asked for, a dead letter with its original bytes. What steps before that one did with it stands.
 """
 
 import os
@@ -18,6 +18,7 @@ import msgspec
 from penstock.batches import NO_ROW, Batch
 from penstock.errors import InvalidError, LogicError
 from penstock.events import Headers
+from penstock.plan import check_name
 
 MAX_SHOWN_CHARACTERS = 200
 _OWN_FOLDER = str(Path(__file__).parent) + os.sep
@@ -25,6 +26,9 @@ _OWN_FOLDER = str(Path(__file__).parent) + os.sep
 
 class DeadLetter(msgspec.Struct, frozen=True):
     """The error policy that puts events aside: a topic receives their original bytes, with the error in the headers.
+
+    The keys of that topic are bytes, and so are its values: read it with `app.topic(name, key="bytes", value="bytes")`.
+    Where no event caused the failure, but a timer, the letter has no key and an empty value; the headers tell.
 
     >>> from penstock import Application, DeadLetter
     >>> from penstock.testing import TestDriver
@@ -39,6 +43,9 @@ class DeadLetter(msgspec.Struct, frozen=True):
     """
 
     topic: str
+
+    def __post_init__(self) -> None:
+        check_name("the topic of a DeadLetter", self.topic)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +86,6 @@ class Original:
     value: bytes
     timestamp_ms: int
     headers: Headers
-    key_group: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +96,9 @@ class Letter:
     original: Original
     headers: Headers
 
+
+NO_EVENT = Original(None, b"", 0, ())
+"""What a letter holds where no event caused the failure."""
 
 FindOriginal = Callable[[str, int], Original]
 
@@ -120,7 +129,7 @@ class Failures:
 
     def decide(self, failure: Failure) -> None:
         """Apply the policy: raise LogicError, or count the event and return."""
-        decision = self.policy(failure) if callable(self.policy) else self.policy
+        decision = _asked(self.policy, failure) if callable(self.policy) else self.policy
         if decision == "fail":
             raise LogicError(_message(failure)) from failure.error
         if decision == "skip":
@@ -130,14 +139,14 @@ class Failures:
             raise InvalidError(
                 f'the on_error callback returned {decision!r}; it decides "fail", "skip" or DeadLetter(topic)'
             ) from failure.error
-        if failure.offset < 0:  # a timer: there is no event that could be put aside
-            raise LogicError(_message(failure)) from failure.error
-        original = self.original(failure.topic, failure.offset)
+        original = NO_EVENT if failure.offset < 0 else self.original(failure.topic, failure.offset)
         self.letters.append(Letter(decision.topic, original, (*original.headers, *_headers(failure))))
 
 
 def check_policy(policy: Any) -> ErrorPolicy:
     """An error policy as given by the user, if it is one."""
+    if policy is DeadLetter:
+        raise InvalidError("on_error is DeadLetter itself; it needs the name of a topic: DeadLetter(topic)")
     if policy in ("fail", "skip") or isinstance(policy, DeadLetter) or callable(policy):
         return policy  # type: ignore[no-any-return]
     raise InvalidError(f'on_error is {policy!r}; it is "fail", "skip", DeadLetter(topic) or a function of a Failure')
@@ -172,10 +181,21 @@ def _headers(failure: Failure) -> Headers:
         "error": _error_line(failure.error),
         "step": failure.step,
         "function": failure.function,
+        "key": "" if failure.key is None else repr(failure.key),
         "topic": failure.topic,
         "offset": str(failure.offset),
     }
-    return tuple((f"penstock.{name}", text.encode()) for name, text in said.items())
+    return tuple((f"penstock.{name}", text.encode(errors="backslashreplace")) for name, text in said.items())
+
+
+def _asked(policy: Callable[[Failure], Decision], failure: Failure) -> Decision:
+    try:
+        return policy(failure)
+    except Exception as error:
+        raise LogicError(
+            f"the on_error callback {describe(policy)} failed: {_error_line(error)}\n{_users_trace(error)}"
+            f"It was asked about {_message(failure)}"
+        ) from error
 
 
 def _users_trace(error: Exception) -> str:

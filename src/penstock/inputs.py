@@ -38,6 +38,8 @@ class Input:
     headers: list[Headers] | None
     origin: Origin
     codec: Codec
+    refused: int = 0
+    """How many more were read, and had a key that cannot be."""
     rows: Ints | None = None
     """Which rows of the origin these are, in order; None: all of them."""
 
@@ -97,10 +99,11 @@ def read_topic(step: Step, topic: Topic, slices: Sequence[Slice], groups: range,
     if errors:
         bad = np.isin(keys.rows, list(errors))
         for row in np.flatnonzero(bad).tolist():
-            failures.decide(Failure(step.name, "decode", None, topic.name, int(offsets[row]), errors[keys.rows[row]]))
+            where = (topic.name, int(offsets[row]))
+            failures.decide(Failure(step.name, "decode", None, *where, errors[keys.rows[row]]))
         table = table.filter(pa.array(~bad))
         offsets = offsets[~bad]
-        keys = keys._replace(rows=keys.rows[~bad])
+        keys = _only_used(keys._replace(rows=keys.rows[~bad]))
     return Input(
         step,
         keys,
@@ -109,6 +112,7 @@ def read_topic(step: Step, topic: Topic, slices: Sequence[Slice], groups: range,
         read_headers(table.column("headers")),
         Origin({step.id: topic.name}, np.full(len(offsets), step.id, np.int64), offsets),
         topic.value,
+        refused=len(raw) - len(offsets),
     )
 
 
@@ -130,6 +134,13 @@ def _topic_keys(
             f"key={topic.key.name!r}; open the topic with the key codec that it was written with"
         )
     return KeyColumn(canonical, groups, rows), errors
+
+
+def _only_used(keys: KeyColumn) -> KeyColumn:
+    """The same column without distinct keys that no row has."""
+    used, rows = np.unique(keys.rows, return_inverse=True)  # "no key" is the largest number, and so it stays
+    kept = used[used < len(keys.distinct)]
+    return KeyColumn(keys.distinct.take(pa.array(kept)), keys.groups[kept], rows)
 
 
 def _canonical(codec: KeyCodec, distinct: pa.Array) -> tuple[pa.Array, dict[int, Exception]]:
@@ -170,7 +181,7 @@ def read_exchange(step: Step, table: pa.Table, codec: Codec, origin: Origin) -> 
         read_headers(table.column("headers")),
         origin,
         codec,
-        np.flatnonzero(mine),
+        rows=np.flatnonzero(mine),
     )
 
 
@@ -178,9 +189,9 @@ def find_original(log: TopicLog, offset: int) -> Original:
     """An event as its topic holds it."""
     segment = next(log.segments_from(offset))
     table, _ = log.read(Slice(segment.first, offset, offset + 1))
-    row = {name: table.column(name)[0].as_py() for name in ("key", "value", "timestamp_ms", "key_group")}
+    key, value, timestamp_ms = (table.column(name)[0].as_py() for name in ("key", "value", "timestamp_ms"))
     headers = read_headers(table.column("headers"))
-    return Original(row["key"], row["value"], row["timestamp_ms"], headers[0] if headers else (), row["key_group"])
+    return Original(key, value, timestamp_ms, headers[0] if headers else ())
 
 
 def original_row(rows: pa.Table, source: int, offset: int) -> Original:
@@ -188,7 +199,5 @@ def original_row(rows: pa.Table, source: int, offset: int) -> Original:
     places = (rows.column("source").to_numpy() == source) & (rows.column("offset").to_numpy() == offset)
     row = rows.slice(int(np.flatnonzero(places)[0]), 1)
     headers = read_headers(row.column("headers"))
-    key, value, timestamp_ms, group = (
-        row.column(name)[0].as_py() for name in ("key", "value", "timestamp_ms", "key_group")
-    )
-    return Original(key, value, timestamp_ms, headers[0] if headers else (), group)
+    key, value, timestamp_ms = (row.column(name)[0].as_py() for name in ("key", "value", "timestamp_ms"))
+    return Original(key, value, timestamp_ms, headers[0] if headers else ())

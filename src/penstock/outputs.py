@@ -12,9 +12,11 @@ from penstock.events import Headers
 from penstock.failures import Failure, Failures, Letter
 from penstock.plan import Step, ToFiles, ToFunction, ToTopic
 from penstock.sinks import FUNCTION_KEYS
-from penstock.state.codec import Codec
+from penstock.state.codec import Codec, key_codec
 from penstock.state.overlay import KeyTable
 from penstock.topics import HEADERS_TYPE, SCHEMA, headers_column, raw_key_group
+
+RAW_KEYS = key_codec("bytes")
 
 
 def encode_batch(
@@ -153,11 +155,12 @@ def _key_of(table: KeyTable, numbers: Ints, place: int) -> Any:
 
 
 def letters_table(letters: Sequence[Letter]) -> pa.Table:
-    """Dead letters as a topic stores them: the original bytes, with the error in the headers."""
+    """Dead letters as a topic of bytes stores them: the original bytes, with the error in the headers."""
     originals = [letter.original for letter in letters]
+    keys = pa.array([o.key for o in originals], pa.binary())
     columns = [
-        pa.array([o.key_group for o in originals], pa.uint16()),
-        pa.array([o.key for o in originals], pa.binary()),
+        pa.array([raw_key_group(RAW_KEYS, o.key) for o in originals], pa.uint16()),
+        keys,
         pa.array([o.value for o in originals], pa.binary()),
         pa.array([o.timestamp_ms for o in originals], pa.int64()),
         headers_column([letter.headers for letter in letters]),

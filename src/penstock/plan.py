@@ -14,6 +14,7 @@ from penstock.errors import InvalidError
 from penstock.names import as_part
 from penstock.sources import Feed, FileFormat
 from penstock.state.codec import Codec
+from penstock.state.keys import shown
 from penstock.storage import Storage
 from penstock.topics import Topic
 
@@ -149,6 +150,16 @@ class Stage:
     entries: tuple[int, ...]
     steps: tuple[Step, ...]
     exits: tuple[int, ...]
+
+
+def check_name(what: str, name: Any) -> None:
+    """Raise InvalidError if a topic, or an application, cannot have this name."""
+    fits = isinstance(name, str) and name.isprintable() and 0 < len(name.encode()) <= MAX_NAME_BYTES
+    if not fits or "/" in name or name.startswith("."):
+        raise InvalidError(
+            f"{what} is {shown(name)}; it is a text of 1 to {MAX_NAME_BYTES} bytes, without '/', that does not begin "
+            f"with '.'"
+        )
 
 
 def _is_name(name: str) -> bool:

@@ -171,16 +171,16 @@ class _Task:
 
     def _control(self, inputs: list[Input], flow: "_Flow") -> ControlRow:
         outbox = [*self._write_outputs(flow), *self._write_letters()]
-        sources = [one for one in inputs if isinstance(one.step.work, Source | Frame) and len(one)]
+        sources = [one for one in inputs if isinstance(one.step.work, Source | Frame)]
         return ControlRow(
             stage=self._given.stage,
             partition=self._given.partition,
             deltas=dict(self._write_deltas()),
             compacted=dict(self._compact()),
             outbox=tuple(outbox),
-            highest_ms={one.step.name: int(one.times.max()) for one in sources},
+            highest_ms={one.step.name: int(one.times.max()) for one in sources if len(one)},
             counts=Counts(
-                read=sum(len(one) for one in sources),
+                read=sum(len(one) + one.refused for one in sources),
                 written=sum(ref.rows for ref in outbox) - len(self._failures.letters),
                 skipped=self._failures.skipped,
                 dead=len(self._failures.letters),

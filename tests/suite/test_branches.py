@@ -5,6 +5,8 @@ from itertools import permutations
 
 import pytest
 
+from penstock import LogicError
+
 
 @dataclass
 class Order:
@@ -89,8 +91,6 @@ def test_an_emitted_value_is_not_shared_between_branches(pipeline):
 
 
 def test_a_value_that_cannot_be_copied_names_the_step(pipeline):
-    from penstock import LogicError
-
     app = pipeline.application()
     stream = app.dataframe(app.topic("in")).map(lambda v: (part for part in (1, 2)), name="parts")
     stream.map(list, name="one").to_topic(app.topic("one"))

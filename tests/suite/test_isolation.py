@@ -1,5 +1,7 @@
 """KEY_A stores a value; KEY_B cannot see it, in any handle."""
 
+from datetime import timedelta
+
 import pytest
 
 from penstock import StatefulLogic
@@ -38,8 +40,6 @@ def use_map(value, state):
 
 
 def use_ttl(value, state):
-    from datetime import timedelta
-
     found = [state.get("x"), state.exists("x"), state.keys()]
     if value == "write":
         state.set("x", 1, ttl=timedelta(hours=1))

@@ -167,7 +167,6 @@ def test_changing_one_of_many_entries_writes_that_entry(pipeline, tmp_path, disk
     assert run(driver, [0, 200_000]) == 200_000
     assert run(driver, [-1, 0]) == 200_001  # a new entry: it, and how many there are
     assert delta_rows(driver) <= 3
-    app = pipeline.application()
 
 
 def test_overwriting_one_of_many_entries_writes_one_row(pipeline):

@@ -4,7 +4,14 @@ import random
 
 import pytest
 
+from penstock import StatefulLogic
+
 COUNT = 6000
+
+
+class Offsets(StatefulLogic):
+    def on_data(self, event, state, emit):
+        emit(event.offset)
 
 
 def in_order(key, value, last):
@@ -61,23 +68,12 @@ def test_events_of_one_source_key_keep_their_order_through_changes_of_the_key(pi
 def test_events_are_in_order_of_offset_behind_a_change_of_the_key(pipeline, partitions):
     rng = random.Random(9)
     app = pipeline.application(partitions=partitions)
-    stream = app.dataframe(app.topic("in")).apply(
-        lambda value, state: value, stateful=True
-    )  # so that it comes from many partitions
-    app_offsets = stream.stateful_op("offsets", Offsets()).key_by("together", lambda v: "all")
-    app_offsets.to_topic(app.topic("out"))
+    stream = app.dataframe(app.topic("in")).stateful_op("offsets", Offsets()).key_by("together", lambda v: "all")
+    stream.to_topic(app.topic("out"))
     driver = pipeline.start(app)
     feed(driver, [(f"k{rng.randrange(100)}", 0) for n in range(2000)], 4)
     driver.epoch()
     assert [event.value for event in driver.received("out")] == list(range(2000))
-
-
-from penstock import StatefulLogic  # noqa: E402
-
-
-class Offsets(StatefulLogic):
-    def on_data(self, event, state, emit):
-        emit(event.offset)
 
 
 def test_outputs_of_one_event_stay_in_order(pipeline, partitions):

@@ -3,6 +3,7 @@
 import pytest
 
 from penstock import InvalidError, StatefulLogic
+from penstock.storage import open_storage
 
 
 class Logic(StatefulLogic):
@@ -54,8 +55,6 @@ def test_a_name_that_is_needed_cannot_be_none(stream, kind):
 
 @pytest.mark.parametrize("name", ["x" * 100, "sum of 1", "Grüße", "..", ".", "%2F", "a.b", "*?<>|:", "総" * 20])
 def test_other_names_are_fine_also_on_disk(pipeline, tmp_path, name):
-    from penstock.storage import open_storage
-
     app = pipeline.application()
     stream = app.dataframe(app.topic("in")).stateful_map(name, lambda k, v, s: (v, v))
     stream.sink(lambda epoch, partition, events: None, name=f"{name[:90]} sink")
@@ -141,8 +140,6 @@ def test_a_topic_of_another_application_is_refused(pipeline, what):
 
 
 def test_a_step_may_be_added_to_or_left_out_of_a_plan_with_state(pipeline, tmp_path):
-    from penstock.storage import open_storage
-
     topics, state = open_storage(tmp_path / "t"), open_storage(tmp_path / "s")
     for names, total in ((["a"], 1), (["b", "a"], 2), (["b"], 3), (["a", "c"], 4)):
         app = pipeline.application()
@@ -160,8 +157,6 @@ def test_a_step_may_be_added_to_or_left_out_of_a_plan_with_state(pipeline, tmp_p
 
 
 def test_state_of_another_form_is_refused_with_the_remedy(pipeline, tmp_path):
-    from penstock.storage import open_storage
-
     state = open_storage(tmp_path / "s")
     for codec in ("json", "msgpack"):
         app = pipeline.application()
