@@ -1,5 +1,6 @@
 """The application: its topics, its plan, and where its state lives."""
 
+import re
 import shutil
 import tempfile
 import threading
@@ -10,7 +11,7 @@ from typing import Any, Literal
 
 from penstock import names
 from penstock.clock import Clock, IdFactory, SystemClock, random_ids
-from penstock.epochs.coordinator import claim_run, newest_claim
+from penstock.epochs.coordinator import claim_run, history_of, newest_claim
 from penstock.errors import ConflictError, InvalidError
 from penstock.failures import ErrorPolicy, check_policy
 from penstock.plan import Frame, FrameColumns, Plan, Source, ToTopic, check_name
@@ -28,6 +29,7 @@ DEFAULT_SNAPSHOTS = timedelta(seconds=10)
 DEFAULT_PARTITIONS = 4
 DEFAULT_RETAIN = 100
 STORES = ("lmdb", "memory")
+_HOST_AND_PORT = re.compile(r"[\w.-]+:\d+(,[\w.-]+:\d+)*")
 
 
 class Application:
@@ -84,6 +86,8 @@ class Application:
         self.settings = Settings(partitions, snapshots, retain, check_policy(on_error), max_events_per_epoch)
         self._clock = clock or SystemClock()
         self._ids = ids or random_ids()
+        _check_address("broker_address", broker_address)
+        _check_address("state_dir", state_dir)
         self._addresses = {"broker_address": str(broker_address), "state_dir": str(state_dir)}
         self._stop = threading.Event()
         self._broker = open_storage(broker_address)
@@ -107,7 +111,7 @@ class Application:
         check_name("a topic's name", name)
         keys, values = key_codec(key), value_codec(value)
         known = self._topics.get(name)
-        if known is not None and (known.key.name, known.value.name) != (keys.name, values.name):
+        if known is not None and (known.key, known.value.name, known.value.spec) != (keys, values.name, values.spec):
             raise InvalidError(
                 f"topic {name!r} was opened with key={known.key.name!r} and value={known.value.name!r} before, now "
                 f"with key={keys.name!r} and value={values.name!r}; a topic has one codec for each"
@@ -197,12 +201,14 @@ class Application:
                 raise ConflictError(
                     f"application {self.consumer_group!r} is running ({where}, run {newest.run}); {hint}"
                 )
+        history = history_of(self._state)
         claim = claim_run(self._state, self._ids)
         # The format goes first: should this be cut short, what is left is refused as damaged, and never misread.
         self._state.delete([names.FORMAT])
         self._state.delete([name for name in self._state.list("") if name != names.run(claim.run)])
         settle(self._state, names.ended(claim.run), b"")
-        shutil.rmtree(self._local_dir / self.consumer_group, ignore_errors=True)
+        if history is not None:  # and no other: another application of this name may have its replicas here too
+            shutil.rmtree(self._local_dir / self.consumer_group / history, ignore_errors=True)
 
     def run(
         self,
@@ -304,6 +310,16 @@ def start(
     run = Run(plan, app.settings, storage, open_log, clock, ids)
     replicas = shelf(run.coordinator.history, run.coordinator.run)
     return Runner(run, storage, replicas, ids, app.settings.max_events_per_epoch)
+
+
+def _check_address(what: str, address: str | Path) -> None:
+    if not str(address):
+        raise InvalidError(f"{what} is {address!r}; it is a folder, or a URL such as s3://bucket/folder")
+    if what == "broker_address" and _HOST_AND_PORT.fullmatch(str(address)):
+        raise InvalidError(
+            f"{what} is {str(address)!r}, the address of a Kafka broker; topics on Kafka cannot be opened yet: give a "
+            f'folder or a URL, and read Kafka with app.dataframe(spark.readStream.format("kafka")...)'
+        )
 
 
 def _check_number(what: str, number: Any, low: int, high: int) -> None:

@@ -270,6 +270,14 @@ class Coordinator:
         )
 
 
+def history_of(storage: Storage) -> str | None:
+    """The history that is stored; None if there is none, or nothing that can be read."""
+    try:
+        return unpack(names.FORMAT, storage.read(names.FORMAT), Format).history
+    except (MissingError, CorruptionError):
+        return None
+
+
 def open_format(storage: Storage, ids: IdFactory) -> Format:
     """The format of the stored application; written if nothing is stored yet."""
     try:
