@@ -137,6 +137,14 @@ def test_the_protocol_page_names_every_stored_column(schema: pa.Schema) -> None:
     assert not [name for name in schema.names if f"| `{name}` |" not in text]
 
 
+def test_the_architecture_page_names_every_module() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    source = ROOT / "src" / "penstock"
+    packages = ("testing", "spark")  # these are described as a whole
+    modules = [path.relative_to(source) for path in sorted(source.rglob("*.py")) if path.name != "__init__.py"]
+    assert not [str(path) for path in modules if path.parts[0] not in packages and f"penstock/{path})" not in text]
+
+
 def test_the_text_is_plain() -> None:
     lines = [(page, line) for page in PAGES for line in page.read_text(encoding="utf-8").splitlines()]
     long = [line for _, line in lines if len(line) > 120 and not line.startswith("|")]
