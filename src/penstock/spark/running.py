@@ -17,9 +17,10 @@ from penstock.epochs.records import EpochRecord
 from penstock.errors import ConflictError, InvalidError, PenstockError
 from penstock.plan import FrameColumns
 from penstock.runner import Run
-from penstock.spark.engine import Places, SparkRunner
+from penstock.spark.engine import Places, SparkRunner, tasks_under_way
 from penstock.spark.frames import FrameQuery, NoFrames
-from penstock.spark.session import open_session, tune
+from penstock.spark.session import close_session, open_session, tune
+from penstock.spark.view import ENDED, FAILED, STOPPED, Watch, watching
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +28,6 @@ FIRST_PAUSE_SECONDS = 1.0
 MAX_PAUSE_SECONDS = 60.0
 IDLE_SECONDS = 0.02
 TICK_MS = 1000
-REPORT_MS = 5000
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,57 +50,62 @@ class Job:
 
 @dataclass(slots=True)
 class Progress:
-    """What a run has done so far."""
+    """What a run has done so far, and who is told of it."""
 
+    watch: Watch
     events: int = 0
     epochs: int = 0
     last_epoch_ms: int = 0
-    reported_events: int = 0
-    reported_ms: int = 0
 
     def add(self, record: EpochRecord, now_ms: int) -> None:
-        """Count an epoch; say every few seconds how it goes."""
+        """Count an epoch."""
         self.events += record.counts.read
         self.epochs += 1
         self.last_epoch_ms = now_ms
-        if now_ms - self.reported_ms < REPORT_MS:
-            return
-        seconds = max(1, now_ms - self.reported_ms) / 1000
-        rate = (self.events - self.reported_events) / seconds if self.reported_ms else 0.0
-        log.info("epoch %d: %d events so far, %.0f events/s", record.epoch, self.events, rate)
-        self.reported_events, self.reported_ms = self.events, now_ms
+        self.watch.add(record)
 
 
 def run_on_spark(job: Job, master: str, spark: SparkSession | None) -> None:
     """Run until told to stop, or until the end that was asked for; start again after failures, so many times."""
-    session = spark or open_session(master, job.name)
-    tune(session)
+    with watching(job.name, job.clock) as watch, _signals(job.stop, watch) as listen:
+        session = spark or open_session(master, job.name)
+        listen()  # a new session listens to SIGINT itself, and would end in the middle of an epoch
+        try:
+            tune(session)
+            _run_again(job, session, Progress(watch))
+            watch.end(STOPPED if job.stop.is_set() else ENDED)
+        except BaseException:
+            watch.end(FAILED)
+            raise
+        finally:
+            if spark is None:
+                close_session(session)
+
+
+def _run_again(job: Job, session: SparkSession, progress: Progress) -> None:
+    """Run; after a failure that may pass, pause and run again, as often as was asked for."""
     deadline_ms = None if job.timeout_ms is None else job.clock.now_ms() + job.timeout_ms
-    progress = Progress()
     first_failure: PenstockError | None = None
-    try:
-        with _signals(job.stop):
-            for attempt in range(job.restarts + 1):
-                try:
-                    _run_once(job, session, deadline_ms, progress)
-                    return
-                except (ConflictError, InvalidError):
-                    raise
-                except PenstockError as error:
-                    first_failure = first_failure or error
-                    if attempt == job.restarts:
-                        raise first_failure from None
-                    pause = min(MAX_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2**attempt)
-                    log.warning("%s; starting again in %.0f s (%d of %d)", error, pause, attempt + 1, job.restarts)
-                    if job.stop.wait(pause):
-                        return
-    finally:
-        if spark is None:
-            session.stop()
+    for attempt in range(job.restarts + 1):
+        try:
+            _run_once(job, session, deadline_ms, progress)
+            return
+        except (ConflictError, InvalidError):
+            raise
+        except PenstockError as error:
+            first_failure = first_failure or error
+            if attempt == job.restarts:
+                raise first_failure from None
+            pause = min(MAX_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2**attempt)
+            progress.watch.doing(f"starting again in {pause:.0f} s")
+            log.warning("%s; starting again in %.0f s (%d of %d)", error, pause, attempt + 1, job.restarts)
+            if job.stop.wait(pause):
+                return
 
 
 def _run_once(job: Job, session: SparkSession, deadline_ms: int | None, progress: Progress) -> None:
     runner = SparkRunner(session, job.start(), job.places, job.limit)
+    progress.watch.follow(runner.run, lambda: tasks_under_way(session))
     frames: FrameQuery | NoFrames = NoFrames()
     ended = False
     try:
@@ -111,6 +116,7 @@ def _run_once(job: Job, session: SparkSession, deadline_ms: int | None, progress
         while not _is_over(job, deadline_ms, progress):
             more_to_come = frames.is_active
             with frames.alone:
+                progress.watch.look()
                 idle = runner.run.is_caught_up()
                 if idle and job.until_caught_up and not more_to_come:
                     break
@@ -133,21 +139,30 @@ def _is_over(job: Job, deadline_ms: int | None, progress: Progress) -> bool:
 
 
 @contextmanager
-def _signals(stop: threading.Event) -> Iterator[None]:
-    """While this lasts, SIGINT and SIGTERM mean: stop after the epoch under way."""
+def _signals(stop: threading.Event, watch: Watch) -> Iterator[Callable[[], None]]:
+    """While this lasts, SIGINT and SIGTERM mean: stop after the epoch under way; a second SIGINT means at once.
+
+    Gives a function that takes the signals back from whoever has taken them meanwhile.
+    """
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield lambda: None
         return
 
     def on_signal(number: int, frame: FrameType | None) -> None:
+        if stop.is_set() and number == signal.SIGINT:
+            raise KeyboardInterrupt
         log.info("%s: stopping after the epoch under way", signal.Signals(number).name)
+        watch.doing("stopping after the epoch under way")
         stop.set()
 
-    before: dict[signal.Signals, Any] = {
-        number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)
-    }
+    def listen() -> None:
+        for number in before:
+            signal.signal(number, on_signal)
+
+    before: dict[signal.Signals, Any] = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    listen()
     try:
-        yield
+        yield listen
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
