@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.epochs.records import EpochRecord, OutboxRef
-from penstock.errors import CorruptionError, MissingError
+from penstock.errors import CorruptionError, InvalidError, MissingError
 from penstock.events import Event
 from penstock.failures import unpublished
 from penstock.files import write_epoch
@@ -68,7 +68,11 @@ class Sinks:
         step = self.steps.get(sink)
         if step is not None:
             return step.work.topic.log if isinstance(step.work, ToTopic) else None
-        assert sink.startswith(DEAD_LETTER), f"{sink} is no sink of this plan"
+        if not sink.startswith(DEAD_LETTER):
+            raise InvalidError(
+                f"the last epoch has outputs for the sink {sink!r} that were not published yet, and the plan has no "
+                f"such sink any more; run it once as it was, and change it then"
+            )
         return self.open_topic(sink.removeprefix(DEAD_LETTER))
 
     def _verified(self, ref: OutboxRef, epoch: int) -> tuple[bytes, CheckedFile]:
