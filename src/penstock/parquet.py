@@ -164,10 +164,13 @@ class CheckedFile:
         if not groups:
             return len(MAGIC), b""
         bounds = _group_bounds(self.metadata)
-        first, last = bounds[groups[0]][0], bounds[groups[-1]][1]
+        # The first row group is read with the four bytes before it: no digest covers them, but other readers want them.
+        first, last = bounds[groups[0]][0] if groups[0] else 0, bounds[groups[-1]][1]
         data = self.read_bytes(first, last)
         if len(data) != last - first:
             raise CorruptionError(self.name, f"it has {first + len(data)} bytes where at least {last} were written")
+        if first == 0 and data[: len(MAGIC)] != MAGIC:
+            raise CorruptionError(self.name, "it does not begin like a Parquet file")
         view = memoryview(data)
         for index in groups:
             start, end = bounds[index]

@@ -79,6 +79,7 @@ class Run:
         self._sinks = Sinks(storage, {s.name: s for s in plan.steps if s.is_sink}, open_topic)
         self._unpublished = self.coordinator.last
         self._publish()
+        self._sinks.check(self.coordinator.records)
 
     def _publish(self) -> None:
         """Publish the last committed epoch, unless this run has done so; what failed is tried again here."""

@@ -46,6 +46,11 @@ class Sinks:
 
     def publish(self, sink: str, record: EpochRecord) -> None:
         """Bring what an epoch has for a sink to where it belongs."""
+        if sink not in self.steps and not sink.startswith(DEAD_LETTER):
+            raise InvalidError(
+                f"epoch {record.epoch} is committed, but what it has for {sink!r} is not published, and the plan has "
+                f"no such sink any more; start once with the sink, and take it out afterwards"
+            )
         parts = [(ref, *self._verified(ref, record.epoch)) for ref in record.outbox if ref.sink == sink]
         work = self.steps[sink].work if sink in self.steps else None
         log = self._log(sink)
@@ -62,6 +67,17 @@ class Sinks:
         elif log is not None:
             for ref, data, file in parts:
                 log.append_once(data, file.note(ORIGIN) or "", ref.checksum, record.sinks.get(sink, Position()))
+
+    def check(self, records: Iterable[EpochRecord]) -> None:
+        """Make sure that what these epochs published still stands: the last segment of a topic has none to miss it."""
+        ends: dict[str, int] = {}
+        for record in records:
+            for sink, since in record.sinks.items():
+                ends[sink] = since.offset + sum(ref.rows for ref in record.outbox if ref.sink == sink)
+        for sink, end in ends.items():
+            log = self._log(sink) if sink in self.steps else None
+            if log is not None:
+                log.require(end)
 
     def _log(self, sink: str) -> TopicLog | None:
         """The log that a sink appends to; None for a sink that is no topic."""

@@ -149,6 +149,12 @@ class TopicLog:
             self._end = segment.end
         return Position(self._end, self._end)
 
+    def require(self, end: int) -> None:
+        """Raise CorruptionError unless there are events up to this offset."""
+        found = self.end().offset
+        if found < end:
+            raise self._missing(found, f"events up to offset {end} were published")
+
     def append(self, data: bytes, rows: int) -> int:
         """Append a segment; returns its first offset. Other writers may append at the same time."""
         for _ in range(MAX_APPEND_ATTEMPTS):

@@ -17,7 +17,7 @@ import pytest
 
 from penstock import Application, State
 from penstock.epochs import coordinator
-from penstock.errors import ConflictError, StorageError
+from penstock.errors import ConflictError, InvalidError, StorageError
 from penstock.storage import Storage, memory_storage
 from penstock.testing import Crash, FaultyStorage, ManualClock, TestDriver
 
@@ -237,6 +237,18 @@ def test_a_run_that_goes_on_after_an_error_of_storage_loses_nothing(storage: str
                 driver.epoch()
         driver.close()
         assert outcome(world.play()) == expected(), f"{refusals} writes to {storage} refused"
+
+
+def test_a_plan_that_lacks_a_sink_with_something_to_publish_is_refused() -> None:
+    world = worlds()[0].copy()
+    world.play_to_death(1, topics=FaultyStorage(world.storages["topics"], die_before=1))
+    world.app = Application("bank", partitions=2)
+    debited = world.app.dataframe(world.app.topic("transfers")).apply(debit, stateful=True, name="debit")
+    debited.to_topic(world.app.topic("debits"))
+    with pytest.raises(InvalidError, match=r"epoch 0 is committed.*'to credits'"):
+        world.start()
+    world.app = BANK
+    assert outcome(world.play()) == expected()
 
 
 def writes_of_restart(world: World, storage: str) -> int:

@@ -121,6 +121,11 @@ class Coordinator:
         """The record of the last committed epoch, if there is one."""
         return self._retained.records[-1] if self._retained.records else None
 
+    @property
+    def records(self) -> tuple[EpochRecord, ...]:
+        """The records of all epochs behind the oldest that is retained."""
+        return self._retained.records
+
     def assign(self, epoch: int) -> Assignment | None:
         """What to run for an epoch; None if it is committed already and needs at most publishing."""
         decision = decide_epoch(epoch, self.view.epoch)
