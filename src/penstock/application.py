@@ -1,5 +1,6 @@
 """The application: its topics, its plan, and where its state lives."""
 
+import logging
 import re
 import shutil
 import tempfile
@@ -12,7 +13,7 @@ from typing import Any, Literal
 from penstock import names
 from penstock.clock import Clock, IdFactory, SystemClock, random_ids
 from penstock.epochs.coordinator import claim_run, history_of, newest_claim
-from penstock.errors import ConflictError, InvalidError
+from penstock.errors import ConflictError, InvalidError, PenstockError
 from penstock.failures import ErrorPolicy, check_policy
 from penstock.plan import Frame, FrameColumns, Plan, Source, ToTopic, check_name
 from penstock.process import is_running
@@ -24,6 +25,8 @@ from penstock.state.replica import DiskShelf, MemoryShelf, Shelf
 from penstock.storage import Storage, open_storage, settle, sub
 from penstock.stream import Stream
 from penstock.topics import Topic, TopicLog
+
+log = logging.getLogger(__name__)
 
 DEFAULT_SNAPSHOTS = timedelta(seconds=10)
 DEFAULT_PARTITIONS = 4
@@ -255,7 +258,11 @@ class Application:
             stop=self._stop,
             clock=self._clock,
         )
-        run_on_spark(job, master, spark)
+        try:
+            run_on_spark(job, master, spark)
+        except PenstockError as error:
+            log.debug("the run failed", exc_info=True)
+            raise error.with_traceback(None) from None  # frames of ours would hide those of the user's function
 
     def _checkpoint(self) -> str:
         """Where Spark keeps the log of a streaming query: beside the state, so that they live and die together."""

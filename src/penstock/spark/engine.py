@@ -20,14 +20,12 @@ from penstock.errors import CorruptionError, InvalidError, PenstockError, Storag
 from penstock.logic import StatefulLogic
 from penstock.plan import StatefulOp
 from penstock.runner import Answers, Run
-from penstock.spark.session import log_file
+from penstock.spark.session import log_file, reason_of
 from penstock.spark.stage import SCHEMA, EpochWork, Failed, StageTask, Worker, read_notes
 from penstock.state.replica import DiskShelf
 from penstock.storage import Storage
 
 log = logging.getLogger(__name__)
-
-MAX_REASON_CHARACTERS = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,15 +139,13 @@ def _error_of(failed: Failed) -> PenstockError:
 
 def spark_error(error: Exception, epoch: int) -> StorageError:
     """What Spark said, in a sentence; all of it goes to the log file."""
-    said = [line for line in str(error).splitlines() if line.strip()]
     file = log_file()
     try:
         with file.open("a") as out:
             out.write(f"{error}\n")
     except OSError as full:
         log.warning("%s cannot be written (%s)", file, full)
-    reason = said[0][:MAX_REASON_CHARACTERS] if said else type(error).__name__
     return StorageError(
-        f"Spark could not finish epoch {epoch}: {reason}. It was not committed, so nothing is lost; start again. "
-        f"All that Spark said is in {file}"
+        f"Spark could not finish epoch {epoch}: {reason_of(error)}. It was not committed, so nothing is lost; start "
+        f"again. All that Spark said is in {file}"
     )

@@ -21,6 +21,15 @@ from penstock.spark.noise import Outlet
 TASK_FAILURES = 4
 MAX_EXIT_SECONDS = 20
 MAX_SOCKET_FOLDER_CHARACTERS = 60
+MAX_REASON_CHARACTERS = 300
+_CALLED = "An error occurred while calling"
+_CLASS = re.compile(r"^(\w+\.)+\w+: ")
+_MEANINGS = {
+    "No space left on device": "there is no space left on a disk",
+    "Python worker exited unexpectedly": "a Python worker died, again and again: killed from outside, or out of memory",
+    "OutOfMemoryError": "the Java process is out of memory",
+    "All masters are unresponsive": "no Spark master answers there",
+}
 _LOCAL = re.compile(r"local(\[(\*|\d+)\])?")
 
 SESSION_SETTINGS = {
@@ -101,7 +110,7 @@ def open_session(master: str, name: str) -> SparkSession:
         return SparkSession.builder.config(map={**settings}).getOrCreate()
     except Exception as error:
         raise InvalidError(
-            f"Spark cannot be started on {master!r} ({_first_line(error)}); check the master. All that Spark said is "
+            f"Spark cannot be started on {master!r} ({reason_of(error)}); check the master. All that Spark said is "
             f"in {log_file()}"
         ) from None
 
@@ -178,5 +187,16 @@ def _retrying(master: str) -> str:
     return master if match is None else f"local[{match.group(2) or 1},{TASK_FAILURES}]"
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+def reason_of(error: Exception) -> str:
+    """What Spark complains of, in a sentence without the names of its classes.
+
+    >>> reason_of(Exception("An error occurred while calling o7.x.\\n: a.b.SparkException: No master: 'x'\\n\\tat"))
+    "No master: 'x'"
+    """
+    said = str(error)
+    for sign, meaning in _MEANINGS.items():
+        if sign in said:
+            return meaning
+    lines = [line.strip(": ") for line in said.splitlines() if line.strip() and not line.startswith(_CALLED)]
+    reason = _CLASS.sub("", lines[0]) if lines else type(error).__name__
+    return reason.rstrip(".:")[:MAX_REASON_CHARACTERS]
