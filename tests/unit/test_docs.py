@@ -1,7 +1,10 @@
 """The documentation is true: its programs run, its links lead somewhere, its words are those of the code."""
 
 import doctest
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +51,20 @@ def run(code: str, page: Path, line: int, names: dict[str, Any]) -> None:
     names.update(test.globs)
 
 
-@each_page
+def on_spark(page: Path) -> bool:
+    return any("app.run(" in code for _, code in blocks(page))
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if on_spark(p)], ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_python_block_of_a_page_on_spark_runs(page: Path, tmp_path: Path) -> None:
+    (tmp_path / "temporary").mkdir()
+    environment = {**os.environ, "TMPDIR": str(tmp_path / "temporary")}
+    command = [sys.executable, __file__, str(page)]
+    said = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
+    assert said.returncode == 0, said.stderr
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if not on_spark(p)], ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_python_block_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
@@ -149,3 +165,9 @@ def test_the_text_is_plain() -> None:
     lines = [(page, line) for page in PAGES for line in page.read_text(encoding="utf-8").splitlines()]
     long = [line for _, line in lines if len(line) > 120 and not line.startswith("|")]
     assert not long
+
+
+if __name__ == "__main__":  # in a process of its own, a page is the main program, as it is for whoever pastes it
+    given, names = Path(sys.argv[1]), {"__name__": "__main__"}
+    for at, block in blocks(given):
+        run(block, given, at, names)
