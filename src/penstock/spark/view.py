@@ -166,17 +166,16 @@ class Watch:
 
     def follow(self, run: Run, tasks: Tasks) -> None:
         """Begin with a run; before its first epoch is done, replicas may have to be restored."""
-        rows, size = state_size(run.coordinator.view)
-        epoch = run.coordinator.view.epoch
         self._run, self._tasks = run, tasks
-        restore = Restore(rows) if rows else None
-        self.facts = replace(self.facts, doing=RUNNING, epoch=epoch, state_rows=rows, state_bytes=size, restore=restore)
         self._began = (self.clock.now_ms(), self.facts.counts.read)
         self._samples.clear()
         self._samples.append(self._began)
+        found = self._looked_at(run, *self._began)
+        restore = Restore(found.state_rows) if found.state_rows else None
+        self.facts = replace(found, doing=RUNNING, epoch=run.coordinator.view.epoch, restore=restore)
         if not self.live:
             log.info("%s", as_line(self.facts))
-            self._reported = (self.clock.now_ms(), epoch)
+            self._reported = (self.clock.now_ms(), self.facts.epoch)
 
     def add(self, record: EpochRecord) -> None:
         """Count an epoch that is done."""
