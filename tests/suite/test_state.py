@@ -244,3 +244,11 @@ def test_each_row_of_a_key_begins_with_its_form(pipeline):
     run(driver, ["set", "x", 1], key="a")
     [(row, _)] = stored_rows(driver)
     assert row.startswith(row_prefix(b"\x02a\x00"))
+
+
+def test_a_value_that_a_late_event_sets_and_that_has_expired_already_replaces_the_old_one_by_nothing(pipeline):
+    driver = start(pipeline, commands)
+    run(driver, ["set", "x", "old"], time=1000)
+    run(driver, ["set", "x", "late", 10], time=0)
+    assert driver.state("step") == {}
+    assert stored_rows(driver) == []

@@ -149,6 +149,7 @@ def remove_expired(keyed: KeyedState, watermark_ms: int | None) -> None:
     # What was set in this epoch may have expired as well: by an event that came late.
     for cells in keyed.columns():
         for k in [k for k, due in cells.dues.items() if due <= watermark_ms]:
+            cells.stored_at(k)  # it may have been set without a look at what it replaces
             cells.live[k] = ABSENT
             del cells.dues[k]
 
