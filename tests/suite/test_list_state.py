@@ -45,6 +45,14 @@ def test_elements_stay_in_order_over_epochs(pipeline):
     assert driver.state("step") == {}
 
 
+@pytest.mark.parametrize("verb", ["pop", "pop_first", "clear"])
+def test_a_list_that_was_emptied_leaves_nothing_behind(pipeline, verb):
+    driver = start(pipeline, commands)
+    run(driver, [["append", 1]])
+    run(driver, [[verb]])
+    assert driver.state("step") == {}
+
+
 def test_elements_by_index(pipeline):
     def use(value, state):
         numbers = state.list("l")
