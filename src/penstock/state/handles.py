@@ -198,7 +198,7 @@ class States(MutableMapping[Any, Any]):
         k = self._keyed.table.number(key)
         self._cells.grow()
         if state is None:
-            self._cells.read(k)
+            self._cells.stored_at(k)
             self._cells.live[k] = ABSENT
         else:
             self._cells.write(k, state)
