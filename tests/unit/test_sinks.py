@@ -23,5 +23,5 @@ def test_a_sink_with_outputs_to_publish_cannot_be_removed_from_the_plan() -> Non
         driver.epoch()
     changed = Application("sinks", partitions=1)
     changed.dataframe(changed.topic("in")).to_topic(changed.topic("out"))
-    with pytest.raises(InvalidError, match=r"sink 'database' that were not published yet.*run it once as it was"):
+    with pytest.raises(InvalidError, match=r"'database' is not published.*start once with the sink"):
         TestDriver(changed, storage=storage, topics=topics)
