@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from penstock import Application, State
+from penstock import Application, Event, State
 from penstock.epochs import coordinator
 from penstock.errors import ConflictError, InvalidError, StorageError
-from penstock.storage import Storage, memory_storage
+from penstock.storage import Storage, memory_storage, open_storage
 from penstock.testing import Crash, FaultyStorage, ManualClock, TestDriver
 
 BATCHES = 6
@@ -45,6 +45,18 @@ def transfers(batch: int) -> list[dict[str, Any]]:
         {"id": 10 * batch + n, "from": chosen.choice(ACCOUNTS), "to": chosen.choice(ACCOUNTS), "amount": n + 1}
         for n in range(6)
     ]
+
+
+@cache
+def segments() -> list[dict[str, bytes]]:
+    """What sending each batch of transfers adds to the storage of topics."""
+    storage, found = open_storage("memory://transfers"), []
+    topic = Application("sender", broker_address="memory://transfers").topic("transfers")
+    for batch in range(BATCHES):
+        before = set(storage.list(""))
+        topic.append([Event(value["from"], value, timestamp_ms=batch) for value in transfers(batch)])
+        found.append({name: storage.read(name) for name in storage.list("") if name not in before})
+    return found
 
 
 def debit(value: dict[str, Any], state: State) -> dict[str, Any]:
@@ -106,9 +118,8 @@ class World:
         )
 
     def send(self) -> None:
-        sender = TestDriver(bank(), topics=self.storages["topics"], clock=self.clock, seed=next(seeds))
-        for value in transfers(self.sent):
-            sender.send("transfers", value, key=value["from"])
+        for name, data in segments()[self.sent].items():
+            self.storages["topics"].create(name, data)
         self.sent += 1
         self.clock.advance(SECOND_MS)
 
