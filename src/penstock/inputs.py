@@ -24,7 +24,7 @@ from penstock.state.overlay import KeyColumn
 from penstock.topics import SCHEMA as TOPIC_SCHEMA
 from penstock.topics import Slice, Topic, TopicLog, read_headers
 
-EVENTS_PER_BATCH = 16 * 1024
+EVENTS_PER_BATCH = 4 * 1024  # few enough to stay in the cache of the processor from decoding to encoding
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Input:
 
     step: Step
     keys: KeyColumn
-    values: pa.Array
+    values: pa.Array | pa.ChunkedArray
     times: Ints
     headers: list[Headers] | None
     origin: Origin
@@ -107,7 +107,7 @@ def read_topic(step: Step, topic: Topic, slices: Sequence[Slice], groups: range,
     return Input(
         step,
         keys,
-        table.column("value").combine_chunks(),
+        table.column("value"),
         table.column("timestamp_ms").to_numpy(),
         read_headers(table.column("headers")),
         Origin({step.id: topic.name}, np.full(len(offsets), step.id, np.int64), offsets),

@@ -49,7 +49,8 @@ class SinkOutput:
         self._codec = step.work.topic.value if isinstance(step.work, ToTopic) else step.work.value
         self._keys = step.work.topic.key if isinstance(step.work, ToTopic) else FUNCTION_KEYS
         self._rekey = step.work.key if isinstance(step.work, ToTopic) else None
-        self._values: list[bytes] = []
+        self._values: list[pa.Array] = []
+        self._count = 0
         self._numbers: list[Ints] = []
         self._times: list[Ints] = []
         self._headers: list[Headers] | None = None
@@ -69,10 +70,12 @@ class SinkOutput:
         if own is not None:
             self._own_keys.extend([own[i] for i in batch.keys.tolist()])
         if batch.headers is not None and self._headers is None:
-            self._headers = [()] * len(self._values)
+            self._headers = [()] * self._count
         if self._headers is not None:
             self._headers.extend(batch.headers or [()] * len(batch))
-        self._values.extend(encoded)
+        # At once, while they are in the processor's cache: a million small objects at the end would not be.
+        self._values.append(pa.array(encoded, pa.binary()))
+        self._count += len(encoded)
         self._numbers.append(batch.keys)
         self._times.append(batch.times)
         self._places.append((batch.origin, batch.rows))
@@ -97,12 +100,12 @@ class SinkOutput:
 
     def table(self) -> pa.Table | None:
         """Everything the sink was given, as a topic stores it; None if that is nothing."""
-        count = len(self._values)
+        count = self._count
         if not count:
             return None
         keys, groups, refused = self._key_columns()
         headers = pa.nulls(count, HEADERS_TYPE) if self._headers is None else headers_column(self._headers)
-        values = pa.array(self._values, pa.binary())
+        values = pa.chunked_array(self._values, pa.binary())
         columns = [groups, keys, values, pa.array(np.concatenate(self._times)), headers]
         table = pa.Table.from_arrays(columns, schema=SCHEMA)
         return self._without(refused, table) if refused else table
