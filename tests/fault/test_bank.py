@@ -341,7 +341,9 @@ def race(batch: int, storage: str, n: int, lead: str, reads: bool, where: str) -
         runs = [run for run in runs if run is not first]
     if len(runs) + stopped < 2:
         return False  # the first run has no n-th call
-    while len(runs) > 1 or world.sent < BATCHES or runs[0].view.counts.read < 6 * BATCHES:
+    for _ in range(3 * BATCHES):
+        if len(runs) == 1 and world.sent == BATCHES and runs[0].view.counts.read == 6 * BATCHES:
+            break
         for driver in list(runs):
             try:
                 driver.epoch()

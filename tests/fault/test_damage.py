@@ -4,6 +4,7 @@ Local files heal: the run goes on with the right results and leaves a line in th
 CorruptionError that names the file, or do provably no harm. There is never a wrong value, and never another error.
 """
 
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -307,6 +308,21 @@ def test_local_files_heal(
     driver.close()
     if file != "lock.mdb" and data != before:
         assert [r for r in caplog.records if "will be restored" in r.message], f"{file} {how}: no line in the log"
+
+
+def test_a_value_that_was_changed_in_a_local_file_is_not_believed(
+    sealed: tuple[World, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    local = Path(shutil.copytree(sealed[1], tmp_path / "local"))
+    path = local_files(local)["data.mdb"]
+    # A value stands right behind its key: here a number, of which the first digit is changed.
+    changed, places = re.subn(rb"(key \d\x00)(\d)", lambda m: m[1] + bytes([m[2][0] ^ 1]), path.read_bytes())
+    assert places > 0
+    path.write_bytes(changed)
+    driver = start(storages(sealed[0]), EPOCHS, local)
+    run(driver, range(EPOCHS, EPOCHS + MORE))
+    assert outcome(driver) == expected()
+    assert [r for r in caplog.records if "will be restored" in r.message]
 
 
 def test_a_sealed_replica_that_is_intact_is_used_without_a_word(

@@ -177,7 +177,7 @@ class Life(RuleBasedStateMachine):
     @initialize(full_every=st.sampled_from([1, 3]), retain=st.sampled_from([1, 4]))
     def begin(self, full_every: int, retain: int) -> None:
         coordinator.FULL_EVERY = full_every
-        app = Application(
+        app = self.app = Application(
             "life",
             partitions=self.partitions,
             snapshots=SNAPSHOTS,
@@ -247,20 +247,21 @@ class Life(RuleBasedStateMachine):
     def advance_time(self, ms: int) -> None:
         self.driver.advance_time(ms)
 
-    def compare(self) -> None:
+    def compare(self, driver: TestDriver | None = None) -> None:
         """State and outputs are those of the oracle, after it has seen what was committed."""
-        view = self.driver.view
+        driver = driver or self.driver
+        view = driver.view
         while self.oracle.epoch < view.epoch:
             # Within a rule the clock stands still, so all epochs since the last look ran at this time.
             self.oracle.commit(view.clock_ms)
         states = {"do": self.oracle.states(), "count": self.oracle.counts, "alarm": self.oracle.alarms}
         for step, held in states.items():
-            found = canonical(self.driver.state(step))
+            found = canonical(driver.state(step))
             wrong = {key for key in found.keys() | held.keys() if found.get(key) != held.get(key)}
             assert not wrong, f"{step} at epoch {view.epoch}: {[(k, found.get(k), held.get(k)) for k in wrong]}"
         for topic, expected in self.oracle.out.items():
             received: dict[bytes, list[Any]] = defaultdict(list)
-            for event in self.driver.received(topic):
+            for event in driver.received(topic):
                 received[encode_key(event.key)].append(event.value)
             assert received == expected, topic
 
@@ -278,6 +279,23 @@ class OnDisk(Life):
     """The same with local replicas on disk, to which something can happen."""
 
     on_disk = True
+
+    @rule(events=events, epochs=st.integers(1, 4))
+    def elsewhere(self, events: list[Any], epochs: int) -> None:
+        """The application runs on another machine for a while, and then here again, where the replicas are old."""
+        self.send(events)
+        self.driver.close()
+        other = TestDriver(
+            self.app, storage=self.storage, topics=self.topics, clock=self.driver.clock, seed=1 + self.oracle.epoch
+        )
+        for _ in range(epochs):
+            other.epoch()
+            self.driver.advance_time(SNAPSHOTS)
+            self.compare(other)
+        other.close()
+        self.driver.restart()
+        self.driver.epoch()
+        self.compare()
 
     @rule(how=st.sampled_from(["delete", "truncate", "flip"]), which=st.integers(0, 100), at=st.floats(0, 1))
     def damage_local(self, how: str, which: int, at: float) -> None:
