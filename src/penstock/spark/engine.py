@@ -9,19 +9,19 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 
 from penstock import errors
+from penstock.clock import random_ids
 from penstock.epochs.coordinator import Assignment
 from penstock.epochs.records import EpochRecord, SparkBatch
 from penstock.errors import CorruptionError, InvalidError, PenstockError, StorageError
 from penstock.logic import StatefulLogic
 from penstock.plan import StatefulOp
 from penstock.runner import Answers, Run
+from penstock.spark.packing import pack, unpack_error
 from penstock.spark.session import log_file, reason_of
-from penstock.spark.stage import SCHEMA, EpochWork, Failed, StageTask, Worker, read_notes
+from penstock.spark.stage import SCHEMA, WORK, EpochWork, Failed, StageTask, Worker, pack_work, read_notes
 from penstock.state.replica import DiskShelf
 from penstock.storage import Storage
 
@@ -47,8 +47,9 @@ class SparkRunner:
         coordinator = run.coordinator
         folder = None if places.local_dir is None else places.local_dir / coordinator.history
         self._worker = Worker(run.program, places.storage, folder, coordinator.run)
-        self._id = f"{coordinator.history}-{coordinator.run}"
+        self._id = random_ids()()  # not the history and the run: those of a copied state are the same
         self._shared = spark.sparkContext.broadcast(_packed(self._worker))
+        self._planned: DataFrame | None = None
 
     @property
     def partitions(self) -> int:
@@ -77,21 +78,36 @@ class SparkRunner:
 
     def _execute(self, assignment: Assignment, given: DataFrame | None, batch: SparkBatch | None) -> Answers:
         """The one job of an epoch: all stages, with a shuffle by partition between each two."""
-        program, new = self.run.program, self.run.new_events(self._limit)
-        work = msgspec.msgpack.encode(EpochWork(assignment, dict(new.slices)))
-        rows = self._spark.range(0, program.partitions, 1, program.partitions) if given is None else given
-        for stage in program.stages:
-            if stage.index or given is not None:
-                rows = rows.repartitionById(program.partitions, rows["partition"])
-            rows = rows.mapInArrow(StageTask(self._id, self._shared, stage.index, work), SCHEMA)
+        new = self.run.new_events(self._limit)
+        context = self._spark.sparkContext
+        context.setLocalProperty(WORK, pack_work(EpochWork(assignment, dict(new.slices))))
         try:
-            collected = rows.select("kind", "value").collect()
+            collected = (self._of_topics() if given is None else self._staged(given)).collect()
         except Exception as error:
             raise spark_error(error, assignment.epoch) from None
+        finally:
+            context.setLocalProperty(WORK, None)  # type: ignore[arg-type]
         controls, failures = read_notes((row[0], bytes(row[1])) for row in collected if row[0])
         if failures:
             raise _error_of(failures[0])
         return Answers(controls, new.positions, batch)
+
+    def _of_topics(self) -> DataFrame:
+        """The job of an epoch that reads topics only; it is the same in every epoch, so it is planned once."""
+        partitions = self.run.program.partitions
+        if self._planned is None:
+            self._planned = self._staged(self._spark.range(0, partitions, 1, partitions), shuffled=False)
+        # A plan with a shuffle must be new each time: Spark would take what it shuffled before for the answer.
+        return self._planned if len(self.run.program.stages) == 1 else self._planned.alias("epoch")
+
+    def _staged(self, rows: DataFrame, shuffled: bool = True) -> DataFrame:
+        """All stages over some rows, which are brought to their partitions first if they are not there."""
+        partitions = self.run.program.partitions
+        for stage in self.run.program.stages:
+            if stage.index or shuffled:
+                rows = rows.repartitionById(partitions, rows["partition"])
+            rows = rows.mapInArrow(StageTask(self._id, self._shared, stage.index), SCHEMA)
+        return rows.select("kind", "value")
 
     def _seal(self) -> None:
         """Let the next run trust the replicas that the workers of this machine kept."""
@@ -120,13 +136,14 @@ def tasks_under_way(spark: SparkSession) -> tuple[int, int] | None:
 def _packed(worker: Worker) -> bytes:
     """The program as it travels to the workers: functions of the main module by value, others by their names."""
     try:
-        packed: bytes = cloudpickle.dumps(worker)  # type: ignore[no-untyped-call]
+        return pack(worker)
+    except InvalidError:
+        raise
     except Exception as error:
         raise InvalidError(
             f"the functions of this application cannot be sent to Spark's workers ({error}); let them use no open "
             f"files, locks or connections from outside"
         ) from error
-    return packed
 
 
 def _error_of(failed: Failed) -> PenstockError:
@@ -134,7 +151,9 @@ def _error_of(failed: Failed) -> PenstockError:
     if failed.kind == CorruptionError.__name__:
         return CorruptionError(failed.name, failed.found, failed.last_good_epoch)
     kind: type[PenstockError] = getattr(errors, failed.kind, PenstockError)
-    return kind(failed.message)
+    error = kind(failed.message)
+    error.__cause__ = unpack_error(failed.cause)
+    return error
 
 
 def spark_error(error: Exception, epoch: int) -> StorageError:

@@ -4,6 +4,9 @@ Rows between stages are events for later stages, or notes: control rows of tasks
 the end, and failures. A worker process keeps program and replicas between tasks.
 """
 
+import base64
+import gc
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +23,7 @@ from penstock.epochs.coordinator import Assignment
 from penstock.epochs.records import ControlRow
 from penstock.errors import CorruptionError, PenstockError
 from penstock.exchange import SCHEMA as EXCHANGE
+from penstock.spark.packing import pack_error
 from penstock.state.keys import KEY_GROUPS
 from penstock.state.replica import DiskShelf, MemoryShelf, Replicas
 from penstock.storage import Storage
@@ -35,6 +39,8 @@ _ROWS = pa.schema(
     [("partition", pa.int32()), ("kind", pa.int32()), *EXCHANGE.set(1, pa.field("key_group", pa.int32()))]
 )
 ROWS_PER_BATCH = 64 * 1024
+WORK = "penstock.work"
+"""The local property of Spark's in which tasks find what the epoch is about."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +61,7 @@ class Failed(msgspec.Struct, frozen=True):
     name: str = ""
     found: str = ""
     last_good_epoch: int | None = None
+    cause: bytes = b""
 
 
 class EpochWork(msgspec.Struct, frozen=True):
@@ -62,6 +69,20 @@ class EpochWork(msgspec.Struct, frozen=True):
 
     assignment: Assignment
     slices: dict[int, tuple[Slice, ...]]
+
+
+def pack_work(work: EpochWork) -> str:
+    """What the tasks of an epoch are told, as a property that Spark sends along with each of them.
+
+    Not as part of the function that they run: that stays the same, so Spark plans it once and not in each epoch.
+    """
+    return base64.b64encode(zlib.compress(msgspec.msgpack.encode(work), level=1)).decode()
+
+
+def unpack_work(text: str | None) -> EpochWork:
+    """The inverse of pack_work."""
+    assert text is not None, "the driver tells every task of an epoch what it is about"
+    return msgspec.msgpack.decode(zlib.decompress(base64.b64decode(text)), type=EpochWork)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,17 +104,16 @@ class StageTask:
     run: str
     worker: "Broadcast[bytes]"
     stage: int
-    work: bytes
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Run the stage; give its events for later stages, its control row, and the notes that came along."""
         kept = self._keep()
-        work = msgspec.msgpack.decode(self.work, type=EpochWork)
+        context = TaskContext.get()
+        assert context is not None, "a stage runs in a task"
+        work = unpack_work(context.getLocalProperty(WORK))
         rows, notes = _received(batches)
         if notes.num_rows:
             yield from notes.to_batches()
-        context = TaskContext.get()
-        assert context is not None, "a stage runs in a task"
         given = TaskInput(self.stage, context.partitionId(), work.slices if self.stage == 0 else {}, rows)
         try:
             result = run_task(kept.worker.program, work.assignment, given, kept.worker.storage, kept.replicas, _ids)
@@ -111,6 +131,8 @@ class StageTask:
             shelf = MemoryShelf() if folder is None else DiskShelf(folder, f"{worker.run:020d}")
             _kept.clear()  # a process serves one run at a time
             found = _kept[self.run] = _Kept(worker, Replicas(worker.storage, shelf))
+            # Spark's daemon looks for garbage after each task: all that was imported, 40 ms of it, and for nothing.
+            gc.freeze()
         return found
 
 
@@ -157,7 +179,7 @@ def failed_note(error: PenstockError) -> pa.RecordBatch:
 def _failed(error: PenstockError) -> Failed:
     if isinstance(error, CorruptionError):
         return Failed(type(error).__name__, str(error), error.name, error.found, error.last_good_epoch)
-    return Failed(type(error).__name__, str(error))
+    return Failed(type(error).__name__, str(error), cause=pack_error(error.__cause__))
 
 
 def read_notes(rows: Iterable[tuple[int, bytes]]) -> tuple[list[ControlRow], list[Failed]]:
