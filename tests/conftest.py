@@ -27,6 +27,8 @@ def spark() -> Iterator[Any]:
     """One Spark for all tests: starting it takes longer than most of them."""
     from penstock.spark.session import open_session
 
+    os.environ["PYSPARK_SUBMIT_ARGS"] = "--conf spark.ui.enabled=false pyspark-shell"
     session = open_session("local[2]", "tests")
+    del os.environ["PYSPARK_SUBMIT_ARGS"]
     yield session
     session.stop()

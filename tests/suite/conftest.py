@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark import cloudpickle
 
 from penstock import Application, Event
 from penstock.state.query import StepState
@@ -34,10 +35,11 @@ class Outputs:
 
 
 class DriverPipeline:
-    """Applications run by the test driver. Another runner has the same methods, and `started` those of a driver."""
+    """Applications run by the test driver, in this process or on Spark."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, spark: Any = None) -> None:
         self._folder = folder
+        self._spark = spark
         self.started: TestDriver | None = None
 
     def application(self, group: str = "suite", **settings: Any) -> Application:
@@ -45,7 +47,7 @@ class DriverPipeline:
         return Application(group, folder / "topics", folder / "state", folder / "local", **settings)
 
     def start(self, app: Application, **settings: Any) -> TestDriver:
-        self.started = TestDriver(app, **settings)
+        self.started = TestDriver(app, spark=self._spark, **settings)
         return self.started
 
     def run(self, app: Application, inputs: Mapping[str, Sequence[Item]], epochs: int = 1) -> Outputs:
@@ -78,12 +80,21 @@ def as_event(item: Item) -> Event:
     return Event(key, value, rest[0] if rest else 0)
 
 
-@pytest.fixture(params=["driver"])
-def pipeline(request: pytest.FixtureRequest, tmp_path: Path) -> DriverPipeline:
-    assert request.param == "driver"
-    return DriverPipeline(tmp_path)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "pipeline" not in metafunc.fixturenames:
+        return
+    # What a test observes in the memory of this process cannot be seen from Spark's workers.
+    alone = metafunc.definition.get_closest_marker("in_process")
+    assert alone is None or alone.args, "in_process needs a reason: @pytest.mark.in_process(reason)"
+    metafunc.parametrize("runs_on", ["driver"] if alone else ["driver", "spark"])
+    if "partitions" in metafunc.fixturenames:
+        metafunc.parametrize("partitions", [1, 4, 7])
 
 
-@pytest.fixture(params=[1, 4, 7])
-def partitions(request: pytest.FixtureRequest) -> int:
-    return int(request.param)
+@pytest.fixture
+def pipeline(runs_on: str, request: pytest.FixtureRequest, tmp_path: Path) -> DriverPipeline:
+    if runs_on == "driver":
+        return DriverPipeline(tmp_path)
+    # Workers cannot import a test's module, so what it defines travels whole.
+    cloudpickle.register_pickle_by_value(request.module)
+    return DriverPipeline(tmp_path, request.getfixturevalue("spark"))

@@ -155,6 +155,7 @@ def test_under_dead_letter_the_original_is_put_aside(pipeline, operator):
     assert (counts.read, counts.written, counts.skipped, counts.dead) == (3, 2, 0, 1)
 
 
+@pytest.mark.in_process("the callback fills a list of this process")
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_a_callback_decides_per_event(pipeline, operator):
     asked = []
@@ -251,6 +252,7 @@ def test_odd_errors_are_reported_too(pipeline):
     assert len(outputs["broken"]) == 3
 
 
+@pytest.mark.in_process("on Spark it ends a worker, not the run; tests/spark kills workers")
 def test_a_system_exit_is_no_error_of_the_data(pipeline):
     def leave(value):
         raise SystemExit(3)
@@ -570,6 +572,7 @@ def test_dead_letters_can_be_read_as_a_topic_of_bytes(pipeline):
     assert dict(pipeline.state("count")) == {b"k%d" % n: 1 for n in range(20)}
 
 
+@pytest.mark.in_process("CRASH marks; tests/spark/test_kill.py kills processes")
 def test_dead_letters_are_published_exactly_once_through_a_crash(pipeline):
     app = pipeline.application(on_error=DeadLetter("broken"), partitions=2)
     app.dataframe(app.topic("in")).map(check, name="step").to_topic(app.topic("out"))
@@ -587,6 +590,7 @@ def test_dead_letters_are_published_exactly_once_through_a_crash(pipeline):
     assert driver.counts.dead == 2
 
 
+@pytest.mark.in_process("CRASH marks; tests/spark/test_kill.py kills processes")
 def test_a_dead_letter_holds_what_was_sent_behind_a_crash_mark_too(pipeline):
     app = pipeline.application(on_error=DeadLetter("broken"))
     app.dataframe(app.topic("in")).map(check, name="step")
@@ -644,6 +648,7 @@ def test_an_error_in_on_epoch_fails_under_every_policy(pipeline):
             pipeline.start(app).epoch()
 
 
+@pytest.mark.in_process("the test changes what the function sees while the run lives")
 def test_after_an_error_the_same_run_can_go_on(pipeline):
     """Nothing of the epoch was committed, so it is simply run again."""
     mood = ["bad"]

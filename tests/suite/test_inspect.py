@@ -5,6 +5,7 @@ import pytest
 from penstock import InvalidError, LogicError
 
 
+@pytest.mark.in_process("the function fills a list of this process")
 def test_inspect_sees_each_value_and_passes_it_on(pipeline):
     app = pipeline.application()
     seen = []

@@ -105,6 +105,7 @@ def run_with_crash(pipeline, at, after):
     return calls, died
 
 
+@pytest.mark.in_process("a storage that fails in this process")
 @pytest.mark.parametrize("after", [False, True])
 def test_after_a_crash_the_function_is_called_again_with_the_same_content_or_not_at_all(pipeline, after):
     for at in range(1, 100):

@@ -135,6 +135,7 @@ def test_state_may_be_a_dataclass(pipeline, default, epochs):
     assert default in (Account(), Account)
 
 
+@pytest.mark.in_process("a Struct of the test itself cannot travel; tests/spark/test_run.py shows what is said")
 def test_state_may_be_a_struct(pipeline):
     outputs = run_one_key(
         pipeline, lambda k, n, p: (p.x, Point(p.x + n)), [1, 2, 3], default=Point(0), state=Point, epochs=3

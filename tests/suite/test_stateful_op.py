@@ -338,6 +338,7 @@ def on_states(pipeline, fn, state="json"):
 OLD = {"a": ["a"], "b": ["b"], "c": ["c", "new"], "d": ["d", "new"], "go": ["go", "new"]}
 
 
+@pytest.mark.in_process("the function fills a dict of this process")
 def test_states_are_a_mapping_of_all_keys(pipeline):
     seen = {}
 
@@ -401,6 +402,7 @@ def test_states_can_be_changed_while_they_are_iterated(pipeline):
     assert left["b!"] == "made"
 
 
+@pytest.mark.in_process("the function fills a set of this process")
 @pytest.mark.parametrize("victim", ["a", "b", "c", "d", "go"])
 def test_a_state_dropped_while_iterating_is_not_met_any_more(pipeline, victim):
     met = []

@@ -1,25 +1,32 @@
 """The test driver: an application in this process, on memory, under a clock that the test moves."""
 
+import shutil
+import tempfile
+import weakref
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.application import Application, start
-from penstock.epochs.records import Counts, View
+from penstock.epochs.coordinator import Coordinator
+from penstock.epochs.records import Counts, EpochRecord, View
 from penstock.errors import InvalidError
 from penstock.events import Event, Headers
-from penstock.plan import Call, Step
-from penstock.runner import Runner
+from penstock.plan import Call, Plan, Step
+from penstock.runner import Run
 from penstock.state.codec import Codec, key_codec, value_codec
 from penstock.state.query import StepState
 from penstock.state.replica import DiskShelf, MemoryShelf, Replicas, Shelf
-from penstock.storage import Storage, memory_storage, sub
+from penstock.storage import Storage, memory_storage, open_storage, sub
 from penstock.testing.clock import ManualClock, seeded_ids
 from penstock.testing.faults import Crash
 from penstock.topics import Producer, Topic, TopicLog
+
+if TYPE_CHECKING:
+    from penstock.spark.engine import SparkRunner
 
 CRASH = object()
 """A mark among the items of `TestDriver.send_all`: the run dies when it reads the item behind the mark, once."""
@@ -27,11 +34,25 @@ CRASH = object()
 _MARK = b"\x00crash:"
 
 
+class _Runner(Protocol):
+    """A run under way, in this process or on Spark."""
+
+    @property
+    def coordinator(self) -> Coordinator: ...
+
+    def epoch(self) -> EpochRecord: ...
+
+    def close(self) -> None: ...
+
+
 class TestDriver:
     """Runs an application in this process, with the task code that runs on Spark, and without touching its folders.
 
     Events and state live in memory unless you give storages; time stands still until `advance_time`. `crash()` lets
     the run die as SIGKILL would, `restart()` starts the next one on what is durable.
+
+    With a `SparkSession` as `spark` the tasks are executed by Spark, and everything else is the same. Events and state
+    then live in a temporary folder, unless you give storages that Spark's workers can reach.
 
     >>> from penstock import Application
     >>> from penstock.testing import TestDriver
@@ -61,18 +82,22 @@ class TestDriver:
         local_dir: str | Path | None = None,
         clock: ManualClock | None = None,
         seed: int = 0,
+        spark: Any = None,
     ) -> None:
         self._app = app
-        self._storage = memory_storage() if storage is None else storage
-        self._topic_storage = memory_storage() if topics is None else topics
-        self._local_dir = None if local_dir is None else Path(local_dir)
+        self._spark = spark
+        folder = None if spark is None else self._temporary_folder()
+        self._storage = storage or (open_storage(folder / "state") if folder else memory_storage())
+        self._topic_storage = topics or (open_storage(folder / "topics") if folder else memory_storage())
+        own_dir = folder / "local" if folder else None
+        self._local_dir = own_dir if local_dir is None else Path(local_dir)
         self.clock = clock or ManualClock()
         self._ids = seeded_ids(seed)
         self._topics: dict[tuple[str, bool], Topic] = {}
         self._fired: set[bytes] = set()
         self._marks = count()
         self._marked: set[str] = set()
-        self._runner: Runner | None = None
+        self._runner: _Runner | None = None
         self.restart()
 
     def send(
@@ -94,10 +119,15 @@ class TestDriver:
         return self._topic(topic).producer()
 
     def send_all(self, topic: str | Topic, values: Iterable[Any], key: Callable[[Any], Any] | Any = None) -> None:
-        """Append many events; `key` is one key or a function of the value. `CRASH` among them marks a place to die."""
+        """Append many events; `key` is one key or a function of the value.
+
+        `CRASH` among them marks a place to die; not on Spark, whose workers cannot take the test with them.
+        """
         name = self._topic(topic).name
         for value in values:
             if value is CRASH:
+                if self._spark is not None:
+                    raise InvalidError("CRASH kills a run in this process only; on Spark, kill a worker or the driver")
                 self._marked.add(name)
                 continue
             own = key(value) if callable(key) else key
@@ -155,14 +185,32 @@ class TestDriver:
             self._topic_storage = topics
         self._topics.clear()
         plan = self._app.plan.with_topics(lambda topic: self._topic(topic))
-        self._runner = start(self._app, plan, self._storage, self._shelf, self._open_log, self.clock, self._ids)
+        if self._spark is None:
+            self._runner = start(self._app, plan, self._storage, self._shelf, self._open_log, self.clock, self._ids)
+        else:
+            self._runner = self._start_on_spark(plan)
 
     def close(self) -> None:
         """End the run properly."""
         self._running().close()
         self._runner = None
 
-    def _running(self) -> Runner:
+    def _start_on_spark(self, plan: Plan) -> _Runner:
+        from penstock.spark.engine import Places, SparkRunner
+
+        self._app.check_plan()
+        settings = self._app.settings
+        run = Run(plan, settings, self._storage, self._open_log, self.clock, self._ids)
+        local = None if self._local_dir is None else self._local_dir.absolute() / self._app.consumer_group
+        return _OnSpark(SparkRunner(self._spark, run, Places(self._storage, local), settings.max_events_per_epoch))
+
+    def _temporary_folder(self) -> Path:
+        """A folder that is gone when this driver is."""
+        folder = tempfile.mkdtemp(prefix="penstock-test-")
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        return Path(folder)
+
+    def _running(self) -> _Runner:
         if self._runner is None:
             raise InvalidError("the run of this driver has crashed or was closed; call restart()")
         return self._runner
@@ -178,7 +226,9 @@ class TestDriver:
         """A topic as the application opened it, or of bytes if it did not; `armed`: crash marks in it work."""
         known = self._app.topics.get(name)
         key, value = (key_codec("bytes"), value_codec("bytes")) if known is None else (known.key, known.value)
-        return Topic(name, key, self._dying(value, armed), sub(self._topic_storage, name), self.clock, self._ids)
+        if self._spark is None:
+            value = self._dying(value, armed)
+        return Topic(name, key, value, sub(self._topic_storage, name), self.clock, self._ids)
 
     def _open_log(self, name: str) -> TopicLog:
         return self._topic(name).log
@@ -216,3 +266,20 @@ class TestDriver:
             return codec.decode(data[end:])
 
         return replace(codec, decode=decode, spec=None)
+
+
+@dataclass(frozen=True, slots=True)
+class _OnSpark:
+    """A run on Spark, as the driver uses it."""
+
+    runner: "SparkRunner"
+
+    @property
+    def coordinator(self) -> Coordinator:
+        return self.runner.run.coordinator
+
+    def epoch(self) -> EpochRecord:
+        return self.runner.epoch()
+
+    def close(self) -> None:
+        self.runner.close(ended=True)
