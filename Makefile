@@ -48,8 +48,9 @@ bench: setup ## measure throughput, small epochs and restore
 	$(BIN)/python benchmarks/epochs.py
 	$(BIN)/python benchmarks/restore.py
 
-soak: setup ## run the property tests with many more examples
+soak: setup ## run the property tests with many more examples, and kill an application on Spark at every write
 	PENSTOCK_HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest -q tests/property
+	$(BIN)/python -m pytest -q -m soak tests/spark
 
 format: setup ## format the code and fix what the linter can fix
 	$(BIN)/ruff check --fix .
