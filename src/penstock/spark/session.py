@@ -171,13 +171,15 @@ def _start_java(settings: dict[str, str]) -> None:
 
 def _leave() -> None:
     """When this process ends, its Java has ended, and its temporary files are gone."""
-    process = getattr(SparkContext._gateway, "proc", None) if _outlets else None
-    if process is not None:
-        process.stdin.close()  # which tells it to end
+    gateway = SparkContext._gateway
+    if _outlets and gateway is not None and gateway.proc is not None:
+        # Objects of Java's that are let go from here on are not reported to it: it would not be there to listen.
+        gateway._gateway_client.is_connected = False
+        gateway.proc.stdin.close()  # which tells it to end
         try:
-            process.wait(MAX_EXIT_SECONDS)
+            gateway.proc.wait(MAX_EXIT_SECONDS)
         except Exception:
-            process.kill()
+            gateway.proc.kill()
     _own_home().remove()
 
 
