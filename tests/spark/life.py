@@ -1,7 +1,8 @@
 """One life of an application on Spark: it starts, goes on with what it finds, and is killed at a chosen write.
 
-As a script: `life.py FOLDER PIPELINE KIND WHEN NUMBER`. KIND is the kind of a write (see `KINDS`), "any", "worker" or
-"none"; WHEN is "before" or "after"; NUMBER counts the writes of that kind from 1, in all processes of this life.
+As a script: `life.py FOLDER PIPELINE KIND WHEN NUMBER`. KIND is the kind of a write (see `KINDS`), a step whose worker
+is to die, or "none"; WHEN is "before" or "after"; NUMBER counts the writes of that kind from 1, in all processes of
+this life.
 
 A write of a task happens in one of Spark's Python workers. It takes the driver with it and dies too; the JVM and the
 other workers find out by themselves, so for a moment tasks of a dead run are still under way, as on a real machine.
@@ -23,6 +24,10 @@ GROUP = "lives"
 PARTITIONS = 2
 EVENTS_PER_EPOCH = 6
 STATE = {"single": ("sum",), "rekeyed": ("sum", "parity sum")}
+ENVIRONMENT = {
+    "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",  # a life is short: it is all start-up
+    "PYSPARK_SUBMIT_ARGS": "--conf spark.ui.enabled=false pyspark-shell",
+}
 KINDS = {
     "format": r"format\.json",
     "claim": r"runs/\d+\.json",
@@ -98,17 +103,28 @@ class Fused:
             self._fuse.burn("after")
 
 
-def application(folder: Path, pipeline: str, fuse: Fuse | None = None, worker_dies: bool = False) -> Application:
-    """Sums per key; "rekeyed" sums them once more by parity, behind a shuffle."""
-    marker = folder / "worker died"
+def application(
+    folder: Path, pipeline: str, fuse: Fuse | None = None, dying: str = "", at_once: int = EVENTS_PER_EPOCH
+) -> Application:
+    """Sums per key; "rekeyed" sums them once more by parity, behind a shuffle. `dying` is the step that kills once."""
+
+    def die_once(step: str) -> None:
+        if step != dying:
+            return
+        try:
+            (folder / f"{step} died").touch(exist_ok=False)
+        except FileExistsError:
+            return
+        os.kill(os.getpid(), signal.SIGKILL)
 
     def add(key: Any, n: int, total: int) -> tuple[int, int]:
-        if worker_dies and not marker.exists():
-            marker.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
+        if total:  # not with the first event
+            die_once("sum")
         return total + n, total + n
 
     def add_parity(key: Any, n: int, seen: list[int]) -> tuple[list[int], list[int]]:
+        if seen[0]:
+            die_once("parity sum")
         seen = [seen[0] + 1, seen[1] + n]
         return seen, seen
 
@@ -118,7 +134,7 @@ def application(folder: Path, pipeline: str, fuse: Fuse | None = None, worker_di
         folder / "state",
         folder / "local",
         partitions=PARTITIONS,
-        max_events_per_epoch=EVENTS_PER_EPOCH,
+        max_events_per_epoch=at_once,
         retain=2,
     )
     if fuse is not None:
@@ -135,7 +151,7 @@ def main() -> None:
     coordinator.FULL_EVERY = 2  # so that each life gets to tidying up
     (folder / "writes").unlink(missing_ok=True)
     fuse = Fuse(folder, kind, when, int(number))
-    app = application(folder, pipeline, fuse, worker_dies=kind == "worker")
+    app = application(folder, pipeline, fuse, dying=kind)
     app.run(until="caught-up", master="local[2]")
 
 
