@@ -45,7 +45,7 @@ class Outgoing:
         batch: Batch,
         keys: Sequence[bytes | None],
         groups: npt.NDArray[np.uint16],
-        values: list[bytes],
+        values: pa.ChunkedArray,
     ) -> None:
         """Send events on as outputs of a step, under these canonical keys."""
         count = len(batch)
@@ -57,7 +57,7 @@ class Outgoing:
                     pa.array(np.full(count, step, np.int32)),
                     pa.array(groups),
                     pa.array(keys, pa.binary()),
-                    pa.array(values, pa.binary()),
+                    values,
                     pa.array(batch.times),
                     headers,
                     pa.array(sources.astype(np.int32)),

@@ -21,12 +21,10 @@ RAW_KEYS = key_codec("bytes")
 
 def encode_batch(
     step: str, batch: Batch, codec: Codec, failures: Failures, key_of: Callable[[int], Any]
-) -> tuple[Batch, list[bytes]]:
+) -> tuple[Batch, pa.ChunkedArray]:
     """The values of a batch, encoded; events whose value cannot be go to the error policy and are left out."""
     try:
-        encoded = list(map(codec.encode, batch.values))
-        codec.check_many(batch.values, encoded)
-        return batch, encoded
+        return batch, codec.encode_many(batch.values)
     except Exception:  # one of them: find out which
         encoded, places = [], []
         for place, value in enumerate(batch.values):
@@ -35,7 +33,8 @@ def encode_batch(
                 places.append(place)
             except Exception as error:
                 failures.handle(step, f"encode as {codec.name}", error, key_of(place), batch, place)
-        return batch.take([batch.values[i] for i in places], places), encoded
+        left = batch.take([batch.values[i] for i in places], places)
+        return left, pa.chunked_array([pa.array(encoded, pa.binary())])
 
 
 class SinkOutput:
@@ -73,8 +72,7 @@ class SinkOutput:
             self._headers = [()] * self._count
         if self._headers is not None:
             self._headers.extend(batch.headers or [()] * len(batch))
-        # At once, while they are in the processor's cache: a million small objects at the end would not be.
-        self._values.append(pa.array(encoded, pa.binary()))
+        self._values.extend(encoded.chunks)
         self._count += len(encoded)
         self._numbers.append(batch.keys)
         self._times.append(batch.times)

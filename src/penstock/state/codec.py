@@ -4,7 +4,7 @@
 run for every event. What they do to values that the format cannot hold is therefore said here, and checked beside them:
 
 * ``codec.checked_encode(value)`` refuses a value that would not come back; for state, and wherever 0.2 µs is no matter.
-* ``codec.check_many(values, encoded)`` does so for a whole batch after ``encode``; for the values of topics.
+* ``codec.encode_many(values)`` does so for a whole batch, at less than a Python call for each value where it can.
 
 =============================  ==========================  ==========================  ========================
 value                          "json"                      "msgpack"                   a type
@@ -40,6 +40,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+import numpy as np
+import pyarrow as pa
 
 from penstock.errors import InvalidError
 from penstock.state.keys import Key, decode_key, encode_key, shown, type_name
@@ -50,11 +52,10 @@ _RAW_TYPES: frozenset[type] = frozenset({bytes, bytearray, memoryview})
 # A float in MessagePack whose exponent is all ones is nan or inf. Other values can look like it: a hit is only a doubt.
 _PACKED_NON_FINITE = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]")
 _pack = msgspec.msgpack.Encoder().encode
+_encode_lines = msgspec.json.Encoder().encode_lines
+_NULL, _LINE_END = b"null", ord("\n")
+_MAX_COLUMN_BYTES = (1 << 31) - 1
 _REFUSALS = (TypeError, ValueError, OverflowError, RecursionError)
-
-
-def _no_doubt(values: Sequence[Any], encoded: Sequence[bytes]) -> bool:
-    return False
 
 
 def _no_loss(value: Any, data: bytes) -> str:
@@ -68,8 +69,8 @@ class Codec:
     ``exact`` holds the scalar types whose values come back equal and of the same type, so that a store may keep such a
     value instead of decoding it again. (Of float under JSON this holds for finite values; ``checked_encode`` refuses
     the others.) ``loss`` says why a value would not come back from the bytes that ``encode`` made of it, "" if it
-    would; ``doubt`` is its cheap forerunner for a batch, False when surely none would be lost. ``spec`` is what
-    ``value_codec`` made this codec of; a codec that has one can be sent to another process.
+    would. ``fast`` encodes a whole batch at once, and gives None where it cannot vouch for every value. ``spec`` is
+    what ``value_codec`` made this codec of; a codec that has one can be sent to another process.
 
     A codec of your own must give back from ``decode`` what ``encode`` was given, and keep doing so for stored bytes.
 
@@ -83,7 +84,7 @@ class Codec:
     decode: Callable[[bytes], Any]
     exact: frozenset[type]
     loss: Callable[[Any, bytes], str] = _no_loss
-    doubt: Callable[[Sequence[Any], Sequence[bytes]], bool] = _no_doubt
+    fast: Callable[[Sequence[Any]], pa.Array | None] | None = None
     spec: Any = None
 
     def checked_encode(self, value: Any) -> bytes:
@@ -104,21 +105,17 @@ class Codec:
             raise _refused(self.name, value, reason)
         return data
 
-    def check_many(self, values: Sequence[Any], encoded: Sequence[bytes]) -> None:
-        """Raise InvalidError if one of the values, as ``encode`` made them into ``encoded``, would not come back.
+    def encode_many(self, values: Sequence[Any]) -> pa.ChunkedArray:
+        """The bytes of all these values; raises if one of them cannot be encoded, or would not come back.
 
-        The values must not have been altered since. Costs less than a Python call for each value, except for a type,
-        where each is read again.
-
-        >>> codec = value_codec("json")
-        >>> codec.check_many([1, None], [codec.encode(1), codec.encode(None)])
+        >>> value_codec("json").encode_many([1, None]).to_pylist()
+        [b'1', b'null']
         """
-        if not self.doubt(values, encoded):
-            return
-        for value, data in zip(values, encoded, strict=True):
-            reason = self.loss(value, data)
-            if reason:
-                raise _refused(self.name, value, reason)
+        column = None if self.fast is None else self.fast(values)
+        if column is None:
+            encode = self.encode if self.loss is _no_loss else self.checked_encode
+            column = pa.array(list(map(encode, values)), pa.binary())  # in chunks, where it is very long
+        return column if isinstance(column, pa.ChunkedArray) else pa.chunked_array([column])
 
     def __reduce__(self) -> tuple[Any, ...]:
         # msgspec's encoders cannot be sent to another process; what they were made of can.
@@ -149,7 +146,7 @@ def value_codec(spec: Any = "json") -> Codec:
         return _typed_codec(spec)
     if spec == "json":
         encoder, decoder = msgspec.json.Encoder(), msgspec.json.Decoder()
-        return Codec("json", encoder.encode, decoder.decode, _JSON_SCALARS, _json_loss, _json_doubt, spec)
+        return Codec("json", encoder.encode, decoder.decode, _JSON_SCALARS, _json_loss, _fast_json, spec)
     if spec == "msgpack":
         packer, unpacker = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder()
         return Codec("msgpack", packer.encode, unpacker.decode, _PACKED_SCALARS, spec=spec)
@@ -164,12 +161,14 @@ def value_codec(spec: Any = "json") -> Codec:
 def _typed_codec(kind: Any) -> Codec:
     name = kind.__qualname__ if isinstance(kind, type) else str(kind)
     try:
-        decode = msgspec.json.Decoder(kind).decode
+        decoder = msgspec.json.Decoder(kind)
         foreign = _foreign_class(msgspec.inspect.type_info(kind))
     except TypeError as error:
         raise InvalidError(f"{name} cannot be read from JSON: {error}; {_TYPE_REMEDY}") from error
     if foreign is not None:
         raise InvalidError(f"{name} cannot be read from JSON, because {foreign.__qualname__} cannot; {_TYPE_REMEDY}")
+
+    decode = decoder.decode
 
     def loss(value: Any, data: bytes) -> str:
         try:
@@ -178,11 +177,16 @@ def _typed_codec(kind: Any) -> Codec:
             return _non_finite(value, data) or f"it is not a {name}: {error}"
         return _non_finite(value, data)
 
-    def doubt(values: Sequence[Any], encoded: Sequence[bytes]) -> bool:
-        return len(values) > 0
+    def fast(values: Sequence[Any]) -> pa.Array | None:
+        lines = _encode_lines(values)
+        try:
+            decoder.decode_lines(lines)
+        except (ValueError, RecursionError):
+            return None
+        return _column_of(lines, values)
 
     exact = frozenset({kind}) & _PACKED_SCALARS if isinstance(kind, type) else frozenset()
-    return Codec(f"json:{name}", msgspec.json.Encoder().encode, decode, exact, loss, doubt, kind)
+    return Codec(f"json:{name}", msgspec.json.Encoder().encode, decode, exact, loss, fast, kind)
 
 
 _TYPE_REMEDY = "use a dataclass, a msgspec.Struct, a TypedDict, or a type built of these and of plain Python types"
@@ -212,13 +216,29 @@ def _json_loss(value: Any, data: bytes) -> str:
     return _non_finite(value, data)
 
 
-def _json_doubt(values: Sequence[Any], encoded: Sequence[bytes]) -> bool:
-    if not _RAW_TYPES.isdisjoint(map(type, values)):
-        return True
-    # Where no null was written, no nan was: one scan of all bytes is far cheaper than one call for each value.
-    if b"".join(encoded).find(b"null") < 0:
-        return False
-    return _may_hold_non_finite(values)
+def _fast_json(values: Sequence[Any]) -> pa.Array | None:
+    return _column_of(_encode_lines(values), values) if _RAW_TYPES.isdisjoint(map(type, values)) else None
+
+
+def _column_of(lines: bytes, values: Sequence[Any]) -> pa.Array | None:
+    """The lines that msgspec made of some values, as a column; None if a nan may be among them, or they are no lines.
+
+    One call for a batch costs half of what a call for each value does.
+    """
+    if not len(values) <= len(lines) <= _MAX_COLUMN_BYTES:
+        return None
+    text = np.frombuffer(lines, np.uint8)
+    # Where no null was written, no nan was: one look at all bytes is far cheaper than one call for each value.
+    nulls = (text[:-3] == _NULL[0]) & (text[1:-2] == _NULL[1]) & (text[2:-1] == _NULL[2]) & (text[3:] == _NULL[3])
+    if nulls.any() and _may_hold_non_finite(values):
+        return None
+    ends = np.flatnonzero(text == _LINE_END)
+    if len(ends) != len(values):
+        return None  # a msgspec.Raw that holds a line end
+    offsets = np.zeros(len(values) + 1, np.int32)
+    offsets[1:] = ends - np.arange(len(values))
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(lines.replace(b"\n", b""))]
+    return pa.Array.from_buffers(pa.binary(), len(values), buffers)
 
 
 def _may_hold_non_finite(value: Any) -> bool:
