@@ -237,3 +237,54 @@ def test_full_disk_is_a_storage_error_and_the_store_stays_as_it_was(small_disk: 
     filled(store, 2, rows=900)
     assert (store.epoch, len(list(store.scan(b"", DUES)))) == (2, 900)
     store.close()
+
+
+_LIMITED = """
+import resource, sys
+from pathlib import Path
+from penstock.errors import StorageError
+from penstock.state.segments import segment_table
+from penstock.state.replica import DiskShelf
+
+folder, partitions, rows = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+used = 1024 * int(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmSize")))
+limit = used + (160 << 20)
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+shelf = DiskShelf(folder, "1")
+keys = [b"\\0\\1%06d" % i for i in range(1000)]
+try:
+    for partition in range(partitions):
+        store = shelf.fresh("step", partition, iter(()), 0)
+        for epoch in range(rows // 1000):
+            keys = [b"\\0\\1%08d" % i for i in range(1000 * epoch, 1000 * epoch + 1000)]
+            store.apply([segment_table(keys, [b"%08d" % partition * 1000] * 1000)], epoch + 1)
+    for partition in range(partitions):
+        store = shelf.open("step", partition)
+        assert len(list(store.scan(b"", b"\\xf0"))) == rows
+        assert store.get_many([keys[-1]]) == [b"%08d" % partition * 1000]
+    shelf.close()
+    print("sealed", len(list(folder.rglob("seal.json"))))
+except StorageError as error:
+    print(error)
+"""
+
+
+def limited(folder: Path, partitions: int, rows: int) -> str:
+    """What a process says that may have 160 MiB of addresses more than it has, with so many rows of 8 kB."""
+    environment = {**os.environ, "ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "1"}
+    command = [sys.executable, "-c", _LIMITED, str(folder), str(partitions), str(rows)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits addresses")
+def test_stores_that_are_larger_together_than_the_addresses_of_a_process_are_written_and_read(tmp_path: Path) -> None:
+    assert limited(tmp_path, partitions=8, rows=4_000) == "sealed 8\n"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits addresses")
+def test_a_store_that_is_larger_than_the_addresses_of_a_process_is_an_error_with_a_remedy(tmp_path: Path) -> None:
+    said = limited(tmp_path, partitions=1, rows=40_000)
+    assert "bytes of addresses, too many where a process may have" in said
+    assert "use more partitions, or raise the limit (spark.executor.pyspark.memory" in said

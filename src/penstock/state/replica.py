@@ -32,7 +32,7 @@ from penstock.errors import StorageError
 from penstock.names import as_part
 from penstock.process import this_boot
 from penstock.state.segments import SegmentRef, read_segment
-from penstock.state.store import NO_EPOCH, LmdbStore, MemoryStore, Store
+from penstock.state.store import NO_EPOCH, LmdbStore, MemoryStore, Store, address_limit
 from penstock.storage import Storage
 
 log = logging.getLogger(__name__)
@@ -81,7 +81,8 @@ def what_is_missing(replica_epoch: int, segments: Sequence[SegmentRef]) -> Behin
 class Shelf(Protocol):
     """Where the replicas of one run are kept.
 
-    A store that `open` or `fresh` gave out is used until the next call of either for the same partition.
+    A store that `open` or `fresh` gave out is used until the next call of either for the same replica, or for another
+    partition: a task is about one.
     """
 
     def open(self, step: str, partition: int) -> Store | None:
@@ -134,17 +135,20 @@ class _Open(NamedTuple):
 class DiskShelf:
     """Replicas as LMDB environments under a folder, shared by the processes of a machine.
 
-    The folder belongs to one history and is named by it. A process has at most one shelf for it.
+    The folder belongs to one history and is named by it. A process has at most one shelf for it. Where addresses are
+    limited, that keeps open no more than the replicas of one partition.
     """
 
     def __init__(self, folder: Path, run: str) -> None:
         self._folder = folder
         self._name = f"{run}-{this_boot()}"
         self._open: dict[tuple[str, int], _Open] = {}
+        self._used: set[tuple[str, int]] = set()
 
     def open(self, step: str, partition: int) -> Store | None:
         """The replica of a partition if there is one of this run, or a sealed one that is undamaged."""
         mine = self._mine(step, partition)
+        self._make_room(partition)
         known = self._open.get((step, partition))
         if known is not None:
             if known.file == _file_id(mine):
@@ -161,6 +165,7 @@ class DiskShelf:
 
     def fresh(self, step: str, partition: int, tables: Iterator[pa.Table], epoch: int) -> Store:
         """A new replica with just these rows; other processes see it when it is complete."""
+        self._make_room(partition)
         self._forget(step, partition)
         mine = self._mine(step, partition)
         with _alone(mine.parent):
@@ -183,8 +188,8 @@ class DiskShelf:
                 _remove(_others(mine))
 
     def close(self) -> None:
-        """Close and seal every replica of this run that this process has open."""
-        for step, partition in list(self._open):
+        """Close and seal every replica of this run that this process has used."""
+        for step, partition in sorted(self._used):
             self._forget(step, partition)
             mine = self._mine(step, partition)
             try:
@@ -202,7 +207,14 @@ class DiskShelf:
         file = _file_id(mine)
         assert file is not None, "LMDB makes its file when it is opened"
         self._open[step, partition] = _Open(store, file)
+        self._used.add((step, partition))
         return store
+
+    def _make_room(self, partition: int) -> None:
+        """Give the addresses of other partitions back, where there are few: a task needs only those of its own."""
+        if address_limit() is not None:
+            for step, other in [place for place in self._open if place[1] != partition]:
+                self._forget(step, other)
 
     def _forget(self, step: str, partition: int) -> None:
         known = self._open.pop((step, partition), None)

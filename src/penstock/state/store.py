@@ -7,6 +7,8 @@ Invariants:
 - A store is disposable: what it holds can be restored from segments, so nothing here waits for a disk.
 """
 
+import mmap
+import resource
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -30,6 +32,7 @@ _FIRST_ROW = b"\x00\x00"  # behind the key of the epoch, not behind any row
 _NEVER = (1 << 63) - 1
 _FIRST_MAP_BYTES = 1 << 34  # addresses, not memory or disk; so few stores ever need more
 _MAX_MAP_BYTES = 1 << 44
+_MAPS_IN_LIMIT = 64  # where addresses are limited, a store begins with this part of them, and grows in small steps
 _MANY_WRITES = 1000  # from here on one sort is cheaper than many insertions
 
 
@@ -185,6 +188,49 @@ class MemoryStore:
         self._rows, self._sorted, self.epoch = {}, [], NO_EPOCH
 
 
+def address_limit() -> int | None:
+    """How many bytes of addresses this process may use, mapped files included; None if any number.
+
+    `ulimit -v` sets it, and in Spark's Python workers `spark.executor.pyspark.memory`.
+    """
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    return None if limit == resource.RLIM_INFINITY else limit
+
+
+def _first_map(limit: int | None, file_bytes: int) -> int:
+    """How large a map to open a store with.
+
+    >>> _first_map(None, 100) == _FIRST_MAP_BYTES, _first_map(1 << 29, 1 << 20) >> 20
+    (True, 9)
+    """
+    if limit is None:
+        return max(_FIRST_MAP_BYTES, 2 * file_bytes)
+    return _in_pages(min(_FIRST_MAP_BYTES, limit // _MAPS_IN_LIMIT) + file_bytes)
+
+
+def _larger_map(limit: int | None, size: int) -> int:
+    """How large a map is to become when it is full."""
+    return 2 * size if limit is None else _in_pages(size + max(size // 4, limit // _MAPS_IN_LIMIT))
+
+
+def _in_pages(size: int) -> int:
+    return -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
+def _check_addresses(folder: str, size: int, held: int = 0) -> None:
+    """Raise StorageError if a map would not find addresses in place of the one held: LMDB would not survive that."""
+    limit = address_limit()
+    if limit is None or size <= held:
+        return
+    try:
+        mmap.mmap(-1, size - held).close()
+    except OSError as error:
+        raise StorageError(
+            f"the local store {folder} needs {size} bytes of addresses, too many where a process may have {limit}; use "
+            f"more partitions, or raise the limit (spark.executor.pyspark.memory, ulimit -v)"
+        ) from error
+
+
 class LmdbStore:
     """A store on local disk, larger than memory, shared by the processes of a machine.
 
@@ -194,7 +240,8 @@ class LmdbStore:
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        size = max(_FIRST_MAP_BYTES, 2 * _file_bytes(folder))
+        size = _first_map(address_limit(), _file_bytes(folder))
+        _check_addresses(str(folder), size)
         # No writemap, although it is quicker: a full disk would end the process by a signal.
         self._env = lmdb.open(str(folder), map_size=size, sync=False, metasync=False, readahead=False, max_spare_txns=1)
         self._env.reader_check()  # what killed processes were reading would stay in the file for ever
@@ -209,6 +256,8 @@ class LmdbStore:
         try:
             return self._env.begin(write=write)
         except lmdb.MapResizedError:  # another process of this machine made the map larger
+            path, held = self._env.path(), self._env.info()["map_size"]
+            _check_addresses(path, 2 * _file_bytes(Path(path)), held)
             self._env.set_mapsize(0)
             return self._env.begin(write=write)
 
@@ -258,11 +307,13 @@ class LmdbStore:
         return True
 
     def _grow(self) -> None:
-        size = self._env.info()["map_size"] * 2
+        held = self._env.info()["map_size"]
+        size = _larger_map(address_limit(), held)
         if size > _MAX_MAP_BYTES:
             raise StorageError(
                 f"the local store {self._env.path()} has reached {_MAX_MAP_BYTES} bytes; use more partitions"
             )
+        _check_addresses(self._env.path(), size, held)
         self._env.set_mapsize(size)
 
     def close(self) -> None:
