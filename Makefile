@@ -43,10 +43,8 @@ test: setup ## lint, check formatting and types, run every test and every docstr
 demo: setup ## run the demonstration
 	$(BIN)/python examples/demo.py
 
-bench: setup ## measure throughput, small epochs and restore
-	$(BIN)/python benchmarks/core.py
-	$(BIN)/python benchmarks/epochs.py
-	$(BIN)/python benchmarks/restore.py
+bench: setup ## measure Penstock beside its peers, each in an environment of its own (BENCH="--short --workloads A" for less)
+	PYTHONPATH=. $(BIN)/python -m benchmarks.peers $(BENCH)
 
 soak: setup ## run the property tests with many more examples, and kill an application on Spark at every write
 	PENSTOCK_HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest -q tests/property
@@ -57,5 +55,5 @@ format: setup ## format the code and fix what the linter can fix
 	$(BIN)/ruff format .
 
 clean: ## remove the virtual environment, caches and build results
-	rm -rf $(VENV) dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) benchmarks/environments dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
