@@ -87,15 +87,16 @@ class TopicLog:
     """The log of one topic, as bytes: who reads and writes keys and values is `Topic`.
 
     A segment that is missing in the middle would look like the end of the log. So the folder is listed when the end is
-    met for the first time, and then once in `PROBES_PER_LISTING` times: a gap cannot go unnoticed, and polling an idle
-    topic costs one small request.
+    met for the first time, and then once in `PROBES_PER_LISTING` times, or as many as it has segments: a gap cannot go
+    unnoticed, polling an idle topic costs one small request, and listing costs no more as the topic grows.
     """
 
     def __init__(self, storage: Storage, name: str) -> None:
         self._storage = storage
         self._name = name
         self._end: int | None = None  # the furthest end that this object has seen
-        self._ends_met = 0
+        self._probes_left = 0  # so often may the end be met before the folder is listed again
+        self._segments_seen = 0
         self._known: dict[int, LogSegment] = {}  # segments never change, so what was learnt of one holds
 
     def segments(self, position: Position | None = None) -> Iterator[LogSegment]:
@@ -218,14 +219,16 @@ class TopicLog:
             return None
         if len(self._known) >= MAX_KNOWN_SEGMENTS:
             self._known.clear()
+        self._segments_seen += 1
         learnt = self._known[first] = LogSegment(first, file.rows, file.note(ORIGIN) or "", file.checksum)
         return learnt
 
     def _is_end(self, first: int, begun: bool) -> bool:
         """Whether the log ends before `first`, where no segment was found; looked at only from time to time."""
-        met_before, self._ends_met = self._ends_met, self._ends_met + 1
-        if met_before % PROBES_PER_LISTING:
+        if self._probes_left > 0:
+            self._probes_left -= 1
             return True
+        self._probes_left = max(PROBES_PER_LISTING, self._segments_seen) - 1
         if begun or first == 0:
             return not self._firsts(after=first)
         listed = self._firsts()
@@ -238,7 +241,9 @@ class TopicLog:
     def _firsts(self, after: int | None = None) -> list[int]:
         """The first offsets of all segments (behind one), by listing; files that are not ours are passed over."""
         names = self._storage.list("", "" if after is None else self._file(after))
-        return [int(name[:20]) for name in names if _SEGMENT_NAME.fullmatch(name)]
+        firsts = [int(name[:20]) for name in names if _SEGMENT_NAME.fullmatch(name)]
+        self._segments_seen = max(self._segments_seen, len(firsts))
+        return firsts
 
     def _missing(self, first: int, why: str) -> CorruptionError:
         return CorruptionError(self._path(first), f"it is missing, but {why}")

@@ -307,6 +307,16 @@ def test_polling_an_idle_topic_lists_only_now_and_then() -> None:
     assert [verb for verb, _ in counting.calls].count("list") == 1
 
 
+def test_a_long_topic_is_listed_the_more_seldom() -> None:
+    storage, segments = memory(), 3 * topic_log.PROBES_PER_LISTING
+    fill(storage, [1] * segments)
+    counting = CountingStorage(storage)
+    log = TopicLog(counting, "orders")
+    for _ in range(topic_log.PROBES_PER_LISTING + segments):
+        assert log.slices(Position(segments, segments), 10)[0] == []
+    assert [verb for verb, _ in counting.calls].count("list") == 2
+
+
 def test_reading_a_topic_that_grows_is_no_gap() -> None:
     """A segment that appears between two looks, with one behind it, is read, and is not taken for a missing one."""
     storage = memory()
