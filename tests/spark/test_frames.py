@@ -1,12 +1,14 @@
 """Streaming DataFrames as sources, on a real Spark: each row once in the state, through stops and restarts."""
 
 import json
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from penstock import Application, DeadLetter, InvalidError
+from penstock.spark import lag
 from penstock.testing import TestDriver
 
 SCHEMA = "customer string, amount long, at long"
@@ -102,3 +104,20 @@ def test_a_frame_needs_spark_and_its_columns(spark: Any, tmp_path: Path) -> None
         app.run(until="caught-up", spark=spark)
     with pytest.raises(InvalidError, match="streaming DataFrame"):
         app.dataframe(spark.range(3))
+
+
+def test_the_progress_of_the_query_says_how_far_its_sources_are_behind(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_rows(tmp_path / "in", "a.json", [{"customer": "c", "amount": 5, "at": 1}])
+    app = application(spark, tmp_path)
+    heard: list[int] = []
+
+    def listen(sources: Any) -> int:
+        heard.append(sources[0].numInputRows)
+        app.stop()
+        return 3
+
+    monkeypatch.setattr(lag, "events_behind", listen)
+    app.run(timeout=timedelta(seconds=120), spark=spark)
+    assert heard[0] == 1

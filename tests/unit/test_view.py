@@ -132,6 +132,17 @@ def test_without_a_terminal_there_is_a_log_line_every_few_seconds(
     assert "1,000 events, 100 events/s" in last
 
 
+@pytest.mark.parametrize(("lag", "shown"), [(12, "behind by 42, "), (0, "behind by 30, "), (None, "events/s, state")])
+def test_what_sources_of_spark_hold_counts_as_behind_if_they_tell(
+    pipeline: Pipeline, caplog: pytest.LogCaptureFixture, lag: int | None, shown: str
+) -> None:
+    caplog.set_level(logging.INFO)
+    pipeline.send(30)
+    with watching("totals", pipeline.clock, Console(file=StringIO())) as watch:
+        watch.follow(pipeline.run(), lambda: None, lambda: lag)
+    assert shown in lines(caplog)[0]
+
+
 def test_an_idle_application_does_not_fill_the_log(pipeline: Pipeline, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     with watching("totals", pipeline.clock, Console(file=StringIO())) as watch:

@@ -28,6 +28,7 @@ from penstock.errors import InvalidError, PenstockError, StorageError
 from penstock.exchange import SCHEMA as EXCHANGE
 from penstock.plan import FrameColumns
 from penstock.spark.engine import Places, SparkRunner, spark_error
+from penstock.spark.lag import Lag
 from penstock.spark.stage import SCHEMA, addressed, failed_note
 from penstock.state.codec import value_codec
 from penstock.state.keys import encode_key, encode_text_keys, key_groups
@@ -135,6 +136,7 @@ class NoFrames:
     def __init__(self) -> None:
         self.alone = threading.RLock()
         self.is_active = False
+        self.events_behind = 0
 
     def stop(self) -> None:
         """Nothing runs."""
@@ -155,6 +157,7 @@ class FrameQuery:
         places: Places,
         on_epoch: Callable[[EpochRecord], None],
     ) -> None:
+        self._spark = spark
         self._runner = runner
         self._storage = places.storage
         self._on_epoch = on_epoch
@@ -165,6 +168,7 @@ class FrameQuery:
         rows = reduce(DataFrame.unionByName, parts)
         self._writer = rows.writeStream.foreachBatch(self._batch).option("checkpointLocation", places.checkpoint)
         self._query: StreamingQuery | None = None
+        self._lag: Lag | None = None
 
     def start(self, trigger_ms: int, until_caught_up: bool) -> None:
         """Let Spark begin; `until_caught_up`: it ends when it has brought all there is now."""
@@ -174,6 +178,13 @@ class FrameQuery:
             self._query = writer.start()
         except AnalysisException as error:
             raise InvalidError(f"Spark cannot run this DataFrame as a stream: {str(error).splitlines()[0]}") from None
+        self._lag = Lag(str(self._query.runId))
+        self._spark.streams.addListener(self._lag)
+
+    @property
+    def events_behind(self) -> int | None:
+        """How many events the sources hold that are not taken in; None if they do not tell."""
+        return None if self._lag is None else self._lag.events
 
     @property
     def is_active(self) -> bool:
@@ -190,6 +201,8 @@ class FrameQuery:
             self._stopping = True
         if self._query is not None:
             self._query.stop()
+        if self._lag is not None:
+            self._spark.streams.removeListener(self._lag)
 
     def _raise(self) -> None:
         if self._failure is not None:

@@ -42,6 +42,9 @@ _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 Tasks = Callable[[], tuple[int, int] | None]
 """How many tasks of the epoch under way are done, and how many there are; None if that is not known."""
 
+Lag = Callable[[], int | None]
+"""How many events Spark's own sources hold that are not taken in; None if they do not tell."""
+
 
 @dataclass(frozen=True, slots=True)
 class Restore:
@@ -57,7 +60,7 @@ class Restore:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is known of a run at a moment. `behind` is None while nobody has looked; counts are those of this run."""
+    """What is known of a run at a moment. `behind` is None while that is not known; counts are those of this run."""
 
     application: str
     doing: str
@@ -156,6 +159,7 @@ class Watch:
     live: bool = False
     _run: Run | None = None
     _tasks: Tasks = lambda: None
+    _lag: Lag = lambda: 0
     _began: tuple[int, int] = (0, 0)
     _samples: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=MAX_SAMPLES))
     _reported: tuple[int, int] = (0, NO_EPOCH)
@@ -164,9 +168,9 @@ class Watch:
         """Say in a word or two what goes on."""
         self.facts = replace(self.facts, doing=what)
 
-    def follow(self, run: Run, tasks: Tasks) -> None:
+    def follow(self, run: Run, tasks: Tasks, lag: Lag = lambda: 0) -> None:
         """Begin with a run; before its first epoch is done, replicas may have to be restored."""
-        self._run, self._tasks = run, tasks
+        self._run, self._tasks, self._lag = run, tasks, lag
         self._began = (self.clock.now_ms(), self.facts.counts.read)
         self._samples.clear()
         self._samples.append(self._began)
@@ -205,7 +209,9 @@ class Watch:
     def _looked_at(self, run: Run, since_ms: int, events_before: int) -> Facts:
         rows, size = state_size(run.coordinator.view)
         rate = (self.facts.counts.read - events_before) * 1000 / max(1, self.clock.now_ms() - since_ms)
-        return replace(self.facts, events_per_second=rate, behind=behind(run), state_rows=rows, state_bytes=size)
+        elsewhere = self._lag()
+        known = None if elsewhere is None else behind(run) + elsewhere
+        return replace(self.facts, events_per_second=rate, behind=known, state_rows=rows, state_bytes=size)
 
     def seen(self, spinner: Spinner) -> Panel:
         """The panel of this moment."""
