@@ -6,7 +6,7 @@ BIN   := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test demo bench soak format clean
+.PHONY: help setup test demo bench profile soak format clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,6 +45,9 @@ demo: setup ## run the demonstration
 
 bench: setup ## measure Penstock beside its peers, each in an environment of its own (BENCH="--short --workloads A" for less)
 	PYTHONPATH=. $(BIN)/python -m benchmarks.peers $(BENCH)
+
+profile: setup ## break an epoch on Spark down: where its time goes (PROFILE="--workload C" for other workloads)
+	PYTHONPATH=. $(BIN)/python -m benchmarks.profile $(PROFILE)
 
 soak: setup ## run the property tests with many more examples, and kill an application on Spark at every write
 	PENSTOCK_HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest -q tests/property

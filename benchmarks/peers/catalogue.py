@@ -27,11 +27,12 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Portion:
-    """How many events of a workload a peer is given, in full and in short, and with which options."""
+    """How many events of a workload a peer is given, in full and in short, with which options, and to which program."""
 
     events: int
     short: int
     options: dict[str, Any] = field(default_factory=dict)
+    program: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,7 @@ WORKLOADS = {
         Workload("A", "running total per customer, 10,000 customers", THROUGHPUT, 10_000),
         Workload("B", "the same, 1 M customers, nearly every event another one", THROUGHPUT, 1_000_000),
         Workload("C", "two stages: total per customer, re-keyed, total per shop", THROUGHPUT, 10_000),
+        Workload("frame", "A through a streaming DataFrame (Spark's shuffle)", THROUGHPUT, 10_000),
     )
 }
 
@@ -82,6 +84,7 @@ PEERS = {
                 "A": Portion(6_000_000, 3_000_000, {"epoch": 500_000}),
                 "B": Portion(4_000_000, 2_000_000, {"epoch": 500_000}),
                 "C": Portion(3_000_000, 1_500_000, {"epoch": 500_000}),
+                "frame": Portion(3_000_000, 2_000_000, {"batch": 500_000}),
             },
         ),
         Peer(
@@ -128,5 +131,9 @@ AIMS = (
     Aim("A, to Bytewax", "A penstock events/s", "A bytewax events/s", at_least=2),
     Aim("A, to the bare loop", "A penstock events/s", "A bare events/s", at_least=0.6),
     Aim("B, to Spark transformWithState", "B penstock events/s", "B transform events/s", at_least=40),
+    Aim(
+        *("A through a streaming DataFrame, to Spark transformWithState", "frame penstock events/s"),
+        *("A transform events/s", 10),
+    ),
     Aim("C, to Spark with two transformWithState", "C penstock events/s", "C transform events/s", at_least=10),
 )

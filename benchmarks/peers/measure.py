@@ -12,7 +12,7 @@ from benchmarks.peers.checks import WrongError, check_outputs, check_state, read
 from benchmarks.peers.environments import NoEnvironmentError, interpreter
 from benchmarks.peers.figures import percentile, sustained
 from benchmarks.peers.job import Job, Report, read_report, write_job
-from benchmarks.peers.payments import write_lanes, write_parquet
+from benchmarks.peers.payments import joined, old_payments, write_lanes, write_parquet
 
 REPOSITORY = Path(__file__).parent.parent.parent
 MAX_SECONDS = 1_800
@@ -53,7 +53,7 @@ def measure(workload: Workload, peer: Peer, size: Size) -> Outcome:
         _prepare(workload, job)
         _execute(peer, job)
         report = read_report(job)
-        if events and workload.kind != STATE:
+        if events:
             _check(workload, peer, job)
         return Outcome(workload.key, peer.key, events, figures_of(workload.kind, report), report=report)
     except (WrongError, NoEnvironmentError, FailedError) as error:
@@ -83,10 +83,15 @@ def _prepare(workload: Workload, job: Job) -> None:
     """Input that all peers share is written once; what only one reads, into the job's own folder."""
     shutil.rmtree(job.work, ignore_errors=True)
     done = job.input / f"{job.events}.written"
-    if "batch" in job.options:
+    if "old" in job.options:
+        payments = old_payments(job.options["old"])
+        write_lanes(payments, job.work / "old", job.cores)
+        if "batch" in job.options:
+            write_parquet(payments, job.work / "input", job.cores, job.options["batch"])
+    elif "batch" in job.options:
         payments = workload.payments(job.events)
         write_parquet(payments, job.work / "input", job.cores, job.options["batch"])
-    elif job.events and not any(int(path.stem) >= job.events for path in job.input.glob("*.written")):
+    if job.events and not any(int(path.stem) >= job.events for path in job.input.glob("*.written")):
         write_lanes(workload.payments(job.events), job.input, job.cores)
         done.touch()
     write_job(job)
@@ -95,7 +100,8 @@ def _prepare(workload: Workload, job: Job) -> None:
 def _execute(peer: Peer, job: Job) -> None:
     """Run a peer's program in its own environment, with nothing of this one's."""
     python = interpreter(peer.environment, peer.requirements)
-    command = [python, "-m", f"benchmarks.peers.programs.{peer.program}", str(job.work / "job.json")]
+    program = peer.portions[job.workload].program or peer.program
+    command = [python, "-m", f"benchmarks.peers.programs.{program}", str(job.work / "job.json")]
     paths = [REPOSITORY] if peer.requirements else [REPOSITORY, REPOSITORY / "src"]
     environment: dict[str, Any] = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))}
     log = job.work / "log.txt"
@@ -113,6 +119,8 @@ def _execute(peer: Peer, job: Job) -> None:
 def _check(workload: Workload, peer: Peer, job: Job) -> None:
     """Raise WrongError unless outputs and state are right."""
     payments = workload.payments(job.events)
+    if "old" in job.options:
+        payments = joined(old_payments(job.options["old"]), payments)
     check_outputs(payments, read_outputs(job.outputs), peer.in_order, shops=workload.key == "C")
     state: dict[str, int] = {}
     for path in sorted(job.work.glob("state-*.jsonl")):

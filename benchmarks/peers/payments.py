@@ -16,6 +16,8 @@ import pyarrow.parquet as pq
 SHOPS = 1_000
 MAX_AMOUNT = 10_000
 PER_CHUNK = 100_000
+OLDEST = 50_000_000
+"""Where the numbers of customers begin who have paid long ago."""
 
 Ints = npt.NDArray[np.int64]
 
@@ -69,6 +71,22 @@ def shuffled(count: int, customers: int, seed: int = 2024) -> Payments:
     rounds = [generator.permutation(customers) for _ in range(-(-count // customers))]
     payments = draw(count, customers, seed + 1)
     return Payments(np.concatenate(rounds)[:count], payments.shops, payments.amounts)
+
+
+def old_payments(customers: int) -> Payments:
+    """One payment of each of many customers that have paid long ago, and never pay again."""
+    payments = shuffled(customers, customers, seed=1999)
+    return Payments(payments.customers + OLDEST, payments.shops, payments.amounts)
+
+
+def joined(first: Payments, then: Payments) -> Payments:
+    """Payments behind each other; those of the second have the numbers behind the first."""
+    columns = zip(_columns(first), _columns(then), strict=True)
+    return Payments(*(np.concatenate(both) for both in columns))
+
+
+def _columns(payments: Payments) -> tuple[Ints, Ints, Ints]:
+    return payments.customers, payments.shops, payments.amounts
 
 
 def write_lanes(payments: Payments, folder: Path, lanes: int) -> None:

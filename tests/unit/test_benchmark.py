@@ -10,7 +10,8 @@ from benchmarks.peers.catalogue import AIMS, PEERS, WORKLOADS, Aim
 from benchmarks.peers.checks import WrongError, check_outputs, check_state, read_outputs
 from benchmarks.peers.job import Job, read_job, write_job
 from benchmarks.peers.measure import Outcome
-from benchmarks.peers.payments import Payments, draw, shuffled, write_lanes, write_parquet
+from benchmarks.peers.payments import Payments, draw, joined, old_payments, shuffled, write_lanes, write_parquet
+from benchmarks.profile import clocks
 
 PAYMENTS = draw(500, 20)
 
@@ -34,7 +35,7 @@ def check(outputs: list[dict], in_order: bool = True) -> None:
 
 
 @pytest.mark.parametrize(
-    "module", [checks, figures, job, measure, payments, report], ids=lambda module: module.__name__
+    "module", [checks, clocks, figures, job, measure, payments, report], ids=lambda module: module.__name__
 )
 def test_examples_hold(module: object) -> None:
     assert doctest.testmod(module).failed == 0  # type: ignore[arg-type]
@@ -134,3 +135,14 @@ def test_aims_name_what_is_measured() -> None:
         for name in filter(None, (aim.figure, aim.over)):
             workload, peer, _ = name.split(" ", 2)
             assert workload in PEERS[peer].portions, f"{name} is never measured"
+
+
+def test_old_customers_are_others_than_those_who_pay_now() -> None:
+    both = joined(old_payments(50), PAYMENTS)
+    assert len(both) == 550
+    assert not set(both.customers[:50].tolist()) & set(PAYMENTS.customers.tolist())
+
+
+def test_the_profile_knows_the_functions_it_puts_clocks_around() -> None:
+    for name in clocks.every_name():
+        clocks.find(name)

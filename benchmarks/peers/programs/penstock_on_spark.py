@@ -4,21 +4,24 @@ Marks are the times at which the sink's mark of an epoch was created: state comm
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from benchmarks.peers.job import Job, Mark, Report, number_of, serve
+from benchmarks.peers.programs import spark_session
 
 from penstock import Application
 from penstock.epochs.coordinator import history_of, load_retained
 from penstock.epochs.records import EpochRecord, fold
 from penstock.state.query import StepState
 from penstock.state.replica import MemoryShelf, Replicas
-from penstock.storage import Storage, open_storage, sub
+from penstock.storage import open_storage, sub
+from penstock.stream import Stream
 
-GROUP, SINK = "bench", "totals"
+GROUP, STEP, INPUT, OUTPUT = "bench", "customer", "payments", "totals"
+VERSIONS = ("penstock", "pyspark", "pyarrow", "msgspec", "lmdb")
 
 
 def customer_total(customer: str, payment: dict[str, Any], total: int) -> tuple[dict[str, Any], int]:
@@ -33,86 +36,94 @@ def shop_total(shop: str, payment: dict[str, Any], total: int) -> tuple[dict[str
     return {**payment, "shop_total": total}, total
 
 
-def application(job: Job) -> Application:
-    """The application of a workload, with everything under the job's folder."""
-    return Application(
-        GROUP,
-        job.work / "topics",
-        job.work / "state",
-        job.work / "local",
-        partitions=job.options.get("partitions", job.cores),
-        max_events_per_epoch=job.options["epoch"],
-    )
+def application(job: Job, folder: Path) -> Application:
+    """An application with as many partitions as cores, and everything under one folder."""
+    places = folder / "topics", folder / "state", folder / "local"
+    return Application(GROUP, *places, partitions=job.cores, max_events_per_epoch=job.options.get("epoch", 500_000))
 
 
-def build(app: Application, workload: str) -> None:
+def build(app: Application, payments: Stream, workload: str = "A") -> None:
     """payments → total per customer (→ by shop → total per shop) → totals."""
-    stream = app.dataframe(app.topic("payments")).stateful_map("customer", customer_total, default=0)
+    stream = payments.stateful_map(STEP, customer_total, default=0)
     if workload == "C":
         stream = stream.key_by("shop", lambda payment: payment["shop"]).stateful_map("shops", shop_total, default=0)
-    stream.to_topic(app.topic(SINK))
+    stream.to_topic(app.topic(OUTPUT))
 
 
-def in_order(job: Job) -> Iterable[bytes]:
+def in_order(job: Job) -> list[bytes]:
     """The payments of all lanes in the order of the input."""
-    lanes = [list(job.lane(lane)) for lane in range(job.cores)]
-    return sorted((value for lane in lanes for value in lane), key=number_of)
+    return sorted((value for lane in range(job.cores) for value in job.lane(lane)), key=number_of)
 
 
 def append(app: Application, values: Iterable[bytes]) -> None:
     """Put payments into the topic, in the order given."""
     decode = msgspec.json.Decoder().decode
-    with app.topic("payments").producer() as send:
+    with app.topic(INPUT).producer() as send:
         for number, data in enumerate(values):
             value = decode(data)
             send(value, key=value["customer"], timestamp_ms=number)
 
 
-def records(storage: Storage) -> list[EpochRecord]:
-    """The records of all epochs."""
+def records(folder: Path) -> Iterator[EpochRecord]:
+    """The records of all epochs that are retained."""
+    storage = sub(open_storage(folder / "state"), GROUP)
     history = history_of(storage)
     assert history is not None, "the application has run"
-    return list(load_retained(storage, history).records)
+    yield from load_retained(storage, history).records
 
 
-def marks(job: Job, storage: Storage) -> list[Mark]:
+def published(folder: Path, epoch: int) -> float:
+    """When an epoch was published."""
+    (mark,) = (folder / "state" / GROUP).glob(f"published/*/{epoch:020d}")
+    return mark.stat().st_mtime
+
+
+def marks(folder: Path) -> list[Mark]:
     """When each epoch was published, and how many events were done then."""
-    found, done = [], 0
-    for record in records(storage):
-        done += record.counts.read
-        (mark,) = (job.work / "state" / GROUP).glob(f"published/*/{record.epoch:020d}")
-        found.append((mark.stat().st_mtime, done))
+    found: list[Mark] = []
+    for record in records(folder):
+        found.append((published(folder, record.epoch), record.counts.read + (found[-1][1] if found else 0)))
     return found
 
 
-def write_state(app: Application, storage: Storage, path: Path) -> None:
+def write_state(app: Application, folder: Path, path: Path) -> None:
     """The state as it is stored, from its segments, as JSON lines for the checks."""
+    storage = sub(open_storage(folder / "state"), GROUP)
     history = history_of(storage)
-    assert history is not None
+    assert history is not None, "the application has run"
     retained = load_retained(storage, history)
     view = fold(retained.oldest, retained.records)
     replicas = Replicas(storage, MemoryShelf())
     parts = range(app.settings.partitions)
-    stores = [replicas.at("customer", part, view.epoch, view.of("customer", part)) for part in parts]
-    step = next(step for step in app.plan.steps if step.name == "customer")
+    stores = [replicas.at(STEP, part, view.epoch, view.of(STEP, part)) for part in parts]
+    (step,) = (step for step in app.plan.steps if step.name == STEP)
     assert step.state is not None
     with path.open("w") as out:
         for pair in StepState(stores, step.state, named=False).items():
             out.write(f"{json.dumps(pair)}\n")
 
 
+def settings(job: Job) -> dict[str, Any]:
+    """What the application was told."""
+    return {"partitions": job.cores, "master": f"local[{job.cores}]", **job.options}
+
+
 def run(job: Job) -> Report:
-    """Append all payments, then run until they are done."""
-    app = application(job)
-    build(app, job.workload)
-    append(app, in_order(job))
-    app.run(until="caught-up", master=f"local[{job.cores}]")
-    storage = sub(open_storage(job.work / "state"), GROUP)
-    job.outputs.symlink_to(job.work / "topics" / SINK)
-    write_state(app, storage, job.work / "state-0.jsonl")
-    settings = {"epoch": job.options["epoch"], "partitions": app.settings.partitions, "master": f"local[{job.cores}]"}
-    return Report(marks=[marks(job, storage)], settings=settings)
+    """All payments wait in the topic, or in files that Spark streams; run until they are done."""
+    app = application(job, job.work)
+    if job.workload == "frame":
+        spark = spark_session.session(job)
+        frame = spark_session.files(spark, job)
+        build(app, app.dataframe(frame, key="customer", value="value", codec="json"))
+        app.run(until="caught-up", spark=spark)
+    else:
+        build(app, app.dataframe(app.topic(INPUT)), job.workload)
+        append(app, in_order(job))
+        app.run(until="caught-up", master=f"local[{job.cores}]")
+    job.outputs.symlink_to(job.work / "topics" / OUTPUT)
+    write_state(app, job.work, job.work / "state-0.jsonl")
+    return Report(marks=[marks(job.work)], settings=settings(job))
 
 
 if __name__ == "__main__":
-    serve(run, "penstock", "pyspark", "pyarrow", "msgspec", "lmdb")
+    serve(run, *VERSIONS)

@@ -25,7 +25,7 @@ def totals(key: tuple[Any, ...], frames: Iterator[pd.DataFrame], state: GroupSta
 def run(job: Job) -> Report:
     """The payments of the input through applyInPandasWithState."""
     spark = spark_session.session(job)
-    groups = spark_session.payments(spark, job).groupBy("customer")
+    groups = spark_session.payments(spark_session.files(spark, job)).groupBy("customer")
     found = groups.applyInPandasWithState(totals, TOTAL, "total long", "append", "NoTimeout")
     progress = spark_session.run_query(found, job)
     state = spark.read.format("statestore").load(str(job.work / "checkpoint"))

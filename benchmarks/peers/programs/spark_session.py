@@ -9,6 +9,7 @@ from typing import Any
 from benchmarks.peers.job import Job, Mark
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+from pyspark.sql.streaming import DataStreamWriter
 
 PAYMENT = "payment long, customer string, shop string, amount long"
 MAX_SECONDS = 600
@@ -42,27 +43,27 @@ def session(job: Job, **more: str) -> SparkSession:
     return spark
 
 
-def payments(spark: SparkSession, job: Job) -> DataFrame:
-    """The payments as a stream of files, one batch after the other; JSON is read by Spark itself, in the JVM."""
-    raw = (
-        spark.readStream.schema("customer string, value string")
-        .option("maxFilesPerTrigger", job.cores)
-        .parquet(str(job.work / "input"))
-    )
-    return raw.select(F.from_json("value", PAYMENT).alias("payment")).select("payment.*")
+def files(spark: SparkSession, job: Job) -> DataFrame:
+    """The payments as a stream of files, columns customer and value, one batch after the other."""
+    reader = spark.readStream.schema("customer string, value string").option("maxFilesPerTrigger", job.cores)
+    return reader.parquet(str(job.work / "input"))
+
+
+def payments(raw: DataFrame, columns: str = PAYMENT) -> DataFrame:
+    """The payments of a column of JSON, which is read by Spark itself, in the JVM."""
+    return raw.select(F.from_json("value", columns).alias("payment")).select("payment.*")
+
+
+def writer(totals: DataFrame, job: Job) -> DataStreamWriter:
+    """Writes totals as JSON, in a column of Parquet files, exactly once."""
+    values = totals.select(F.to_json(F.struct("*")).alias("value"))
+    places = {"path": str(job.outputs), "checkpointLocation": str(job.work / "checkpoint")}
+    return values.writeStream.format("parquet").options(**places).outputMode("append")
 
 
 def run_query(totals: DataFrame, job: Job) -> list[dict[str, Any]]:
-    """Write the totals as JSON until all payments are done; the progress of every batch."""
-    values = totals.select(F.to_json(F.struct("*")).alias("value"))
-    query = (
-        values.writeStream.format("parquet")
-        .option("path", str(job.outputs))
-        .option("checkpointLocation", str(job.work / "checkpoint"))
-        .outputMode("append")
-        .trigger(availableNow=True)
-        .start()
-    )
+    """Run until all payments are done; the progress of every batch."""
+    query = writer(totals, job).trigger(availableNow=True).start()
     assert query.awaitTermination(MAX_SECONDS), f"not done after {MAX_SECONDS} s"
     return [json.loads(progress.json) for progress in query.recentProgress]
 

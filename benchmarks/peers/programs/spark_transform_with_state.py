@@ -5,7 +5,7 @@ from typing import Any
 
 from benchmarks.peers.job import Job, Report, serve
 from benchmarks.peers.programs import spark_session
-from pyspark.sql import Row
+from pyspark.sql import Row, SparkSession
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 
 TOTAL = "payment long, customer string, shop string, amount long, total long"
@@ -43,19 +43,23 @@ class ShopTotals(Totals):
     output = Row(*(column.split()[0] for column in SHOP_TOTAL.split(", ")))
 
 
+def write_totals(spark: SparkSession, job: Job) -> None:
+    """The customers' totals as the state store holds them, for the checks."""
+    reader = spark.read.format("statestore").option("stateVarName", Totals.name)
+    # Operators are counted from the end of the query.
+    state = reader.option("operatorId", 1 if job.workload == "C" else 0).load(str(job.work / "checkpoint"))
+    spark_session.write_state(state.select("key.customer", "value.total"), job.work / "state-0.jsonl")
+
+
 def run(job: Job) -> Report:
     """The payments of the input through one transformWithState, or two."""
     spark = spark_session.session(job)
-    totals = spark_session.payments(spark, job)
+    totals = spark_session.payments(spark_session.files(spark, job))
     totals = totals.groupBy("customer").transformWithState(Totals(), TOTAL, "append", "none")
     if job.workload == "C":
         totals = totals.groupBy("shop").transformWithState(ShopTotals(), SHOP_TOTAL, "append", "none")
     progress = spark_session.run_query(totals, job)
-    reader = spark.read.format("statestore").option("stateVarName", Totals.name)
-    if job.workload == "C":
-        reader = reader.option("operatorId", 1)
-    state = reader.load(str(job.work / "checkpoint"))
-    spark_session.write_state(state.select("key.customer", "value.total"), job.work / "state-0.jsonl")
+    write_totals(spark, job)
     return Report(marks=[spark_session.marks(job, progress)], settings=spark_session.SETTINGS)
 
 
