@@ -27,15 +27,19 @@ _TRACE = "Traceback (most recent call last):"
 _IDLE_WORKER_ENDS = re.compile(
     r"(Traceback .*\n)(  File \".*pyspark/daemon\.py\", .*\n(    .*\n)*)+BrokenPipeError: .*\n?"
 )
+_CUT_SHORT = re.compile(r"(Traceback .*\n?)(  File \".*pyspark/daemon\.py\", .*\n?(    .*\n?)*)*")
 
 
 def without_noise(lines: Iterable[str]) -> Iterator[str]:
     """The lines that are worth reading, in order.
 
-    An idle worker that Spark closes prints a traceback of Spark's own daemon, and nothing is wrong with that.
+    An idle worker that Spark closes prints a traceback of Spark's own daemon, and nothing is wrong with that; nor if
+    it comes to its end before the traceback does.
 
     >>> list(without_noise(["WARNING: Using incubator modules: jdk.incubator.vector\\n", "hello\\n"]))
     ['hello\\n']
+    >>> list(without_noise(["Traceback (most recent call last):\\n", '  File "/a/pyspark/daemon.py", line 9, in x\\n']))
+    []
     """
     held: list[str] = []
     for line in lines:
@@ -53,7 +57,8 @@ def without_noise(lines: Iterable[str]) -> Iterator[str]:
             held = [line]
         elif not _NOISE.match(line):
             yield line
-    yield from held
+    if not _CUT_SHORT.fullmatch("".join(held)):
+        yield from held
 
 
 class Outlet:
