@@ -56,6 +56,44 @@ def test_rows_of_one_key_come_in_the_order_that_was_asked_for(spark: Any, tmp_pa
     assert [event.value for event in app.topic("out").read()] == list(range(100))
 
 
+def behind_the_last(key: Any, value: dict[str, Any], last: int) -> tuple[bool, int]:
+    """Whether an event comes behind the last one of its key."""
+    return value["at"] > last, value["at"]
+
+
+@pytest.mark.parametrize("order", [None, "at"])
+def test_rows_of_one_key_in_one_split_come_in_its_order(spark: Any, tmp_path: Path, order: str | None) -> None:
+    splits, rows = 9, 400
+    for split in range(splits):  # more splits than cores, and of different sizes
+        keys = [f"c{split}-{key}" for key in range(7)]
+        content = [{"customer": keys[at % 7], "amount": 1, "at": at} for at in range(rows * (1 + split % 3))]
+        write_rows(tmp_path / "in", f"{split}.json", content)
+    assert follow(spark, tmp_path, order) == [True] * sum(rows * (1 + split % 3) for split in range(splits))
+
+
+def test_rows_of_one_key_in_many_splits_come_in_the_order_that_was_asked_for(spark: Any, tmp_path: Path) -> None:
+    splits, rows = 9, 300
+    for split in range(splits):
+        content = [{"customer": f"c{at % 7}", "amount": 1, "at": at} for at in range(split, splits * rows, splits)]
+        write_rows(tmp_path / "in", f"{split}.json", content)
+    assert follow(spark, tmp_path, "at") == [True] * (splits * rows)
+
+
+def follow(spark: Any, tmp_path: Path, order: str | None) -> list[bool]:
+    """Of each event whether it came behind the last one of its key, with more partitions than cores."""
+    app = Application("frames", tmp_path / "topics", tmp_path / "state", tmp_path / "local", partitions=7)
+    # As many tasks as files: Spark would put small ones together.
+    spark.conf.set("spark.sql.files.openCostInBytes", 1 << 30)
+    try:
+        frame = spark.readStream.schema(SCHEMA).json(str(tmp_path / "in"))
+        stream = app.dataframe(frame, key="customer", timestamp="at", order=order)
+        stream.stateful_map("order", behind_the_last, default=-1).to_topic(app.topic("out"))
+        app.run(until="caught-up", spark=spark)
+    finally:
+        spark.conf.unset("spark.sql.files.openCostInBytes")
+    return [event.value for event in app.topic("out").read()]
+
+
 def test_a_frame_and_a_topic_feed_one_state(spark: Any, tmp_path: Path) -> None:
     write_rows(tmp_path / "in", "a.json", [{"customer": "c", "amount": 5, "at": 1}])
     app = Application("frames", tmp_path / "topics", tmp_path / "state", tmp_path / "local", partitions=2)

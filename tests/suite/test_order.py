@@ -20,6 +20,12 @@ def in_order(key, value, last):
     return {**value, "ok": last is None or number > last}, number
 
 
+def in_order_of_topic(key, value, last):
+    """Emits whether the event comes behind the last one of its key from its topic."""
+    number = value["n"]
+    return number > last.get(value["topic"], -1), {**last, value["topic"]: number}
+
+
 def feed(driver, items, segments):
     """Send events as so many segments of a topic."""
     size = -(-len(items) // segments)
@@ -47,6 +53,23 @@ def test_events_of_a_key_are_in_source_order(pipeline, partitions, segments, epo
     for event in received:  # and so they are in the topic
         assert event.value["n"] > last.get(event.key, -1)
         last[event.key] = event.value["n"]
+
+
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_events_of_a_key_from_several_topics_are_in_the_order_of_each(pipeline, partitions, epochs):
+    rng = random.Random(4)
+    app = pipeline.application(partitions=partitions, max_events_per_epoch=-(-COUNT // 3 // epochs))
+    x, y, z = (app.dataframe(app.topic(name)) for name in ("x", "y", "z"))
+    x.concat(y).concat(z).stateful_map("order", in_order_of_topic, default={}).to_topic(app.topic("out"))
+    driver = pipeline.start(app)
+    for name in ("x", "y", "z"):
+        for start in range(0, COUNT // 3, 500):  # several segments of each
+            with driver.producer(name) as send:
+                for n in range(start, start + 500):
+                    send({"topic": name, "n": n}, key=f"k{rng.randrange(50)}", timestamp_ms=0)
+    for _ in range(epochs):
+        driver.epoch()
+    assert [event.value for event in driver.received("out")] == [True] * COUNT
 
 
 @pytest.mark.parametrize("segments", [1, 5])
