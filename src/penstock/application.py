@@ -1,6 +1,7 @@
 """The application: its topics, its plan, and where its state lives."""
 
 import logging
+import os
 import re
 import shutil
 import tempfile
@@ -12,8 +13,8 @@ from typing import Any, Literal
 
 from penstock import names
 from penstock.clock import Clock, IdFactory, SystemClock, random_ids
-from penstock.epochs.coordinator import claim_run, history_of, newest_claim
-from penstock.errors import ConflictError, InvalidError, PenstockError
+from penstock.epochs.coordinator import claim_run, history_of, newest_claim, open_format
+from penstock.errors import ConflictError, InvalidError, LogicError, PenstockError
 from penstock.failures import ErrorPolicy, check_policy
 from penstock.plan import Frame, FrameColumns, Plan, Source, ToTopic, check_name
 from penstock.process import is_running
@@ -242,6 +243,7 @@ class Application:
                     f"{what} is {address!r}, but Spark's workers are other processes and cannot see the memory of this "
                     f"one; use a folder or an object store"
                 )
+        self._check_storage()
         self._stop.clear()
         local = None if self._store == "memory" else self._local_dir.absolute() / self.consumer_group
         job = Job(
@@ -262,7 +264,19 @@ class Application:
             run_on_spark(job, master, spark)
         except PenstockError as error:
             log.debug("the run failed", exc_info=True)
-            raise error.with_traceback(None) from None  # frames of ours would hide those of the user's function
+            # Frames of ours would hide those of the user's function, which the message has.
+            raise error.with_traceback(None) from error.__cause__ if isinstance(error, LogicError) else None
+
+    def _check_storage(self) -> None:
+        """Raise what is wrong with the places of state and topics, before Spark takes its time to start."""
+        for what, address in self._addresses.items():
+            if "://" not in address:
+                _check_folder(what, Path(address))
+        open_format(self._state, self._ids)
+        for step in self.plan.steps:
+            if isinstance(step.work, Source) and step.work.feed is None and not step.work.topic.log.end().offset:
+                where = self._addresses["broker_address"]
+                log.warning("topic %r in %s has no events yet; the run begins when it has", step.work.topic.name, where)
 
     def _checkpoint(self) -> str:
         """Where Spark keeps the log of a streaming query: beside the state, so that they live and die together."""
@@ -326,6 +340,20 @@ def _check_address(what: str, address: str | Path) -> None:
         raise InvalidError(
             f"{what} is {str(address)!r}, the address of a Kafka broker; topics on Kafka cannot be opened yet: give a "
             f'folder or a URL, and read Kafka with app.dataframe(spark.readStream.format("kafka")...)'
+        )
+
+
+def _check_folder(what: str, folder: Path) -> None:
+    """Raise InvalidError if there can be no folder here, or one that cannot be used."""
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not there.is_dir():
+        raise InvalidError(
+            f"{what} is {str(folder)!r}, but {str(there)!r} is a file; give a folder, or a URL such as s3://bucket/folder"
+        )
+    if not os.access(there, os.R_OK | os.W_OK | os.X_OK):
+        raise InvalidError(
+            f"{what} is {str(folder)!r}, but {str(there)!r} may not be read and written here; change its permissions, "
+            f"or give another folder"
         )
 
 

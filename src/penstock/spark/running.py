@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 from penstock.clock import Clock
 from penstock.epochs.records import EpochRecord
-from penstock.errors import ConflictError, InvalidError, PenstockError
+from penstock.errors import ConflictError, InvalidError, LogicError, PenstockError
 from penstock.plan import FrameColumns
 from penstock.runner import Run
 from penstock.spark.engine import Places, SparkRunner, tasks_under_way
@@ -90,17 +90,22 @@ def _run_again(job: Job, session: SparkSession, progress: Progress) -> None:
         try:
             _run_once(job, session, deadline_ms, progress)
             return
-        except (ConflictError, InvalidError):
-            raise
         except PenstockError as error:
             first_failure = first_failure or error
+            if not _may_pass(error):
+                raise
             if attempt == job.restarts:
-                raise first_failure from None
+                raise first_failure from first_failure.__cause__
             pause = min(MAX_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2**attempt)
             progress.watch.doing(f"starting again in {pause:.0f} s")
             log.warning("%s; starting again in %.0f s (%d of %d)", error, pause, attempt + 1, job.restarts)
             if job.stop.wait(pause):
                 return
+
+
+def _may_pass(error: PenstockError) -> bool:
+    """Whether a failure may be gone at the next start. A function that fails may have asked a service that was down."""
+    return isinstance(error, LogicError) or not isinstance(error, ConflictError | InvalidError)
 
 
 def _run_once(job: Job, session: SparkSession, deadline_ms: int | None, progress: Progress) -> None:
