@@ -22,6 +22,18 @@ settings.register_profile(
 settings.load_profile(os.environ.get("PENSTOCK_HYPOTHESIS_PROFILE", "default"))
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What happens beside other tests is looked at last."""
+    items.sort(key=lambda item: item.get_closest_marker("beside") is not None)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    if session.config.option.collectonly:
+        return
+    for module in {item.module: None for item in session.items if item.get_closest_marker("beside")}:
+        session.config.add_cleanup(module.begin())
+
+
 @pytest.fixture(scope="session")
 def spark() -> Iterator[Any]:
     """One Spark for all tests: starting it takes longer than most of them."""

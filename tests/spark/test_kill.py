@@ -2,7 +2,7 @@
 
 The lives of an application make up a chain: each one goes on with what the one before left when it was killed, and is
 then killed itself. What each kill left is also copied, brought to an end in this process, and compared. Two chains run
-beside each other, as most of a life is waiting for Spark to start; a test is one life of one of them.
+beside each other and beside other tests, as most of a life is waiting for Spark to start; a test looks at one life.
 """
 
 import importlib.util
@@ -12,10 +12,11 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,6 @@ from penstock.testing import TestDriver
 
 LIFE = Path(__file__).parent / "life.py"
 EVENTS_PER_LIFE = 18
-KEYS = 5
 MAX_EVENTS = 1_000_000
 LIFE_SECONDS = 300
 
@@ -54,56 +54,56 @@ POINTS = {"single": SINGLE, "rekeyed": REKEYED}
 
 @dataclass
 class Chain:
-    """Lives of one application, one after the other, in one folder."""
+    """Lives of one application, one after the other, in one folder. What each left is copied, for whoever asks."""
 
     folder: Path
     pipeline: str
-    sent: list[int] = field(default_factory=list)
+    lived: int = 0
 
-    def live(self, point: Point, scratch: Path) -> None:
-        """One life on Spark, which ends as it should, and what it leaves is right."""
-        kind, when, _ = point
-        self._send()
+    def live(self, point: Point) -> "Left":
+        """One life on Spark. Nothing of it runs any more when this returns: every process of it holds the pipe."""
+        first = EVENTS_PER_LIFE * self.lived
+        self.lived += 1
+        now = self.folder / "now"
+        command = [sys.executable, str(LIFE), str(now), self.pipeline, *map(str, point), str(first)]
+        ended = subprocess.run(
+            [*command, str(first + EVENTS_PER_LIFE)],
+            capture_output=True,
+            text=True,
+            timeout=LIFE_SECONDS,
+            check=False,
+            env={**os.environ, **life.ENVIRONMENT},
+        )
+        copy = self.folder / f"after {self.lived}"
+        shutil.copytree(now, copy, ignore=shutil.ignore_patterns("local"))
+        return Left(copy, self.pipeline, point, first + EVENTS_PER_LIFE, ended.returncode, ended.stderr)
+
+
+@dataclass(frozen=True)
+class Left:
+    """What a life has left."""
+
+    folder: Path
+    pipeline: str
+    point: Point
+    sent: int
+    code: int
+    said: str
+
+    def check(self) -> None:
+        """It ended where it should, and brought to an end it is what an undisturbed run makes of the same events."""
+        kind, when, _ = self.point
         killed = when in ("before", "after")
-        ended = self._ended(point)
-        assert ended == (-signal.SIGKILL if killed else 0), f"{point} was not met"
+        assert self.code == (-signal.SIGKILL if killed else 0), f"{self.point} was not met: {self.said[-3000:]}"
         if when == "worker":
             assert (self.folder / f"{kind} died").exists()
         if not killed:  # what Spark itself left needs nothing more done: all that was sent is in it
-            assert self._counted() == len(self.sent)
-        self._check_copy(scratch)
-
-    def _send(self) -> None:
-        """Give the next life something to do."""
-        topic = life.application(self.folder, self.pipeline).topic("numbers")
-        with topic.producer() as send:
-            for n in range(len(self.sent), len(self.sent) + EVENTS_PER_LIFE):
-                send(n, key=f"k{n % KEYS}", timestamp_ms=n)
-                self.sent.append(n)
-
-    def _ended(self, point: Point) -> int:
-        """How a life ended. Nothing of it runs any more then: every process of it holds the pipe."""
-        command = [sys.executable, str(LIFE), str(self.folder), self.pipeline, *map(str, point)]
-        environment = {**os.environ, **life.ENVIRONMENT}
-        ended = subprocess.run(
-            command, capture_output=True, text=True, timeout=LIFE_SECONDS, check=False, env=environment
-        )
-        if ended.returncode not in (0, -signal.SIGKILL):
-            pytest.fail(f"{point} ended with {ended.returncode}: {ended.stderr[-3000:]}")
-        return ended.returncode
-
-    def _counted(self) -> int:
-        app = life.application(self.folder, self.pipeline)
-        return len(list(app.topic("sums", key="canonical").read()))
-
-    def _check_copy(self, scratch: Path) -> None:
-        """What a life left, brought to an end in this process, is what an undisturbed run makes of it."""
-        shutil.rmtree(scratch, ignore_errors=True)
-        for part in ("state", "topics"):
-            if (self.folder / part).exists():
-                shutil.copytree(self.folder / part, scratch / "left" / part)
-        shutil.copytree(self.folder / "topics" / "numbers", scratch / "undisturbed" / "topics" / "numbers")
-        assert finished(scratch / "left", self.pipeline) == finished(scratch / "undisturbed", self.pipeline)
+            app = life.application(self.folder, self.pipeline)
+            assert len(list(app.topic("sums", key="canonical").read())) == self.sent
+        undisturbed = self.folder / "undisturbed"
+        shutil.copytree(self.folder / "topics" / "numbers", undisturbed / "topics" / "numbers")
+        assert finished(self.folder, self.pipeline) == finished(undisturbed, self.pipeline)
+        shutil.rmtree(self.folder)
 
 
 def finished(folder: Path, pipeline: str) -> Any:
@@ -123,47 +123,51 @@ def finished(folder: Path, pipeline: str) -> Any:
 
 
 class Chains:
-    """All chains, under way beside each other. The lives of one that come after a failure are not lived."""
+    """All chains, under way beside each other."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._given_up = False
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="penstock-chains-")
+        self._stopped = False
         self._workers = ThreadPoolExecutor(len(POINTS))
-        self._lives: dict[tuple[str, Point], Future[None]] = {
+        self._lives: dict[tuple[str, Point], Future[Left]] = {
             (pipeline, point): Future() for pipeline, points in POINTS.items() for point in points
         }
         for pipeline in POINTS:
-            self._workers.submit(self._run, pipeline)
+            self._workers.submit(self._run, Chain(Path(self._folder.name) / pipeline, pipeline))
 
-    def _run(self, pipeline: str) -> None:
-        chain = Chain(self._folder / pipeline, pipeline)
-        chain.folder.mkdir()
-        failed: BaseException | None = None
-        for point in POINTS[pipeline]:
-            life_ = self._lives[pipeline, point]
+    def _run(self, chain: Chain) -> None:
+        (chain.folder / "now").mkdir(parents=True)
+        for point in POINTS[chain.pipeline]:
+            outcome = self._lives[chain.pipeline, point]
             try:
-                assert failed is None, f"not lived: the chain broke before, by {failed}"
-                assert not self._given_up, "not lived: the tests ended before"
-                chain.live(point, self._folder / f"{pipeline} copy")
-                life_.set_result(None)
+                assert not self._stopped, "the tests ended before"
+                outcome.set_result(chain.live(point))
             except BaseException as error:
-                failed = failed or error
-                life_.set_exception(error)
+                outcome.set_exception(error)
 
-    def outcome(self, pipeline: str, point: Point) -> None:
-        """Wait for a life; raises what was wrong with it."""
-        self._lives[pipeline, point].result()
+    def left(self, pipeline: str, point: Point) -> Left:
+        """What a life has left, once it is over."""
+        return self._lives[pipeline, point].result()
 
     def close(self) -> None:
-        self._given_up = True
+        self._stopped = True
         self._workers.shutdown()
+        self._folder.cleanup()
+
+
+_begun: list[Chains] = []
+
+
+def begin() -> Callable[[], None]:
+    """Begin before the first test of all runs, and say how to end: see tests/conftest.py."""
+    _begun.append(Chains())
+    return _begun[-1].close
 
 
 @pytest.fixture(scope="module")
-def chains(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chains]:
-    running = Chains(tmp_path_factory.mktemp("chains"))
-    yield running
-    running.close()
+def chains() -> Chains:
+    [running] = _begun
+    return running
 
 
 def _name(point: Point) -> str:
@@ -171,6 +175,7 @@ def _name(point: Point) -> str:
     return f"{when}-{kind}-{number}"
 
 
+@pytest.mark.beside
 @pytest.mark.parametrize(
     ("pipeline", "point"),
     [
@@ -180,7 +185,7 @@ def _name(point: Point) -> str:
     ],
 )
 def test_killed_here_and_started_again_nothing_is_lost_or_doubled(chains: Chains, pipeline: str, point: Point) -> None:
-    chains.outcome(pipeline, point)
+    chains.left(pipeline, point).check()
 
 
 @pytest.mark.soak
@@ -188,11 +193,11 @@ def test_killed_at_twenty_writes_taken_at_random(tmp_path: Path) -> None:
     seed = int(os.environ.get("PENSTOCK_SEED", "3"))
     print(f"PENSTOCK_SEED={seed}")  # noqa: T201
     draw = random.Random(seed)
-    chain = Chain(tmp_path / "chain", "rekeyed")
-    chain.folder.mkdir()
+    chain = Chain(tmp_path, "rekeyed")
+    (tmp_path / "now").mkdir()
     for _ in range(20):
-        chain.live(("any", draw.choice(["before", "after"]), draw.randint(1, 30)), tmp_path / "copy")
-    chain.live(("none", "at all", 1), tmp_path / "copy")
+        chain.live(("any", draw.choice(["before", "after"]), draw.randint(1, 30))).check()
+    chain.live(("none", "at all", 1)).check()
 
 
 def test_there_are_thirty_distinct_points_at_least() -> None:
