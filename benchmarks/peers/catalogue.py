@@ -60,6 +60,7 @@ class Aim:
 
 
 MAX_EVENTS = 8_000_000
+OLD_CUSTOMERS = 10_000_000
 
 WORKLOADS = {
     one.key: one
@@ -68,6 +69,8 @@ WORKLOADS = {
         Workload("B", "the same, 1 M customers, nearly every event another one", THROUGHPUT, 1_000_000),
         Workload("C", "two stages: total per customer, re-keyed, total per shop", THROUGHPUT, 10_000),
         Workload("frame", "A through a streaming DataFrame (Spark's shuffle)", THROUGHPUT, 10_000),
+        Workload("D", "1,000 events/s for a minute: from append to committed output", LATENCY, 10_000),
+        Workload("state", "10 M keys of older state: speed, memory, restart", STATE, 10_000),
     )
 }
 
@@ -85,6 +88,8 @@ PEERS = {
                 "B": Portion(4_000_000, 2_000_000, {"epoch": 500_000}),
                 "C": Portion(3_000_000, 1_500_000, {"epoch": 500_000}),
                 "frame": Portion(3_000_000, 2_000_000, {"batch": 500_000}),
+                "D": Portion(70_000, 25_000, {"epoch": 500_000}, "penstock_latency"),
+                "state": Portion(4_000_000, 2_000_000, {"epoch": 500_000, "old": OLD_CUSTOMERS}, "penstock_old_state"),
             },
         ),
         Peer(
@@ -97,6 +102,8 @@ PEERS = {
                 "A": Portion(2_000_000, 1_000_000, {"batch": 500_000, "short_batch": 250_000}),
                 "B": Portion(200_000, 100_000, {"batch": 50_000, "short_batch": 25_000}),
                 "C": Portion(1_500_000, 500_000, {"batch": 500_000, "short_batch": 125_000}),
+                "D": Portion(70_000, 25_000, {}, "spark_latency"),
+                "state": Portion(0, 0, {"old": OLD_CUSTOMERS, "batch": 1_000_000}, "spark_old_state"),
             },
         ),
         Peer(
@@ -136,4 +143,15 @@ AIMS = (
         *("A transform events/s", 10),
     ),
     Aim("C, to Spark with two transformWithState", "C penstock events/s", "C transform events/s", at_least=10),
+    Aim("D, median, ms", "D penstock median ms", at_most=150),
+    Aim("D, 99th percentile, ms", "D penstock p99 ms", at_most=300),
+    Aim("D, median, to Spark transformWithState", "D penstock median ms", "D transform median ms", at_most=1),
+    Aim("D, 99th percentile, to Spark transformWithState", "D penstock p99 ms", "D transform p99 ms", at_most=1),
+    Aim(
+        *("A with 10 M older keys, to A with none", "state penstock events/s with old keys"),
+        *("state penstock events/s without", 0.8),
+    ),
+    Aim("memory of a Python worker with 10 M keys, MB", "state penstock worker MB", at_most=500),
+    Aim("restart with 10 M keys, replicas gone, s", "state penstock restart s", at_most=15),
+    Aim("the same restart, to Spark", "state penstock restart s", "state transform restart s", at_most=0.2),
 )
