@@ -29,7 +29,7 @@ from penstock.exchange import SCHEMA as EXCHANGE
 from penstock.plan import FrameColumns
 from penstock.spark.engine import Places, SparkRunner, spark_error
 from penstock.spark.lag import Lag
-from penstock.spark.stage import SCHEMA, addressed, failed_note
+from penstock.spark.stage import SCHEMA, failed_note, parcels
 from penstock.state.codec import value_codec
 from penstock.state.keys import encode_key, encode_text_keys, key_groups
 from penstock.topics import HEADERS_TYPE
@@ -48,7 +48,7 @@ class Ingest:
     ordered: bool
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Rows with their keys in canonical form, addressed to their partitions."""
+        """Rows with their keys in canonical form, in parcels for their partitions."""
         sent = 0
         for batch in batches:
             try:
@@ -57,7 +57,7 @@ class Ingest:
                 yield failed_note(error)
                 return
             sent += rows.num_rows
-            yield from addressed(rows, self.partitions).to_batches()
+            yield from parcels(rows, self.partitions)
 
     def _rows(self, table: pa.Table, sent: int) -> pa.Table:
         count = table.num_rows

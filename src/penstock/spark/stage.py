@@ -1,7 +1,8 @@
 """One stage on Spark: what a Python worker does with the rows of its partition.
 
-Rows between stages are events for later stages, or notes: control rows of tasks that are done, which travel along to
-the end, and failures. A worker process keeps program and replicas between tasks.
+Rows between stages are parcels of events for later stages, or notes: control rows of tasks that are done, which travel
+along to the end, and failures. A parcel holds thousands of events for one partition, so that Spark, which handles rows
+one by one, has few of them to handle. A worker process keeps program and replicas between tasks.
 """
 
 import base64
@@ -9,12 +10,14 @@ import gc
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.ipc
 from pyspark import TaskContext, cloudpickle
 from pyspark.core.broadcast import Broadcast
 
@@ -30,15 +33,11 @@ from penstock.storage import Storage
 from penstock.task import Program, TaskInput, TaskResult, run_task
 from penstock.topics import Slice
 
-EVENT, CONTROL, FAILED = 0, 1, 2
-SCHEMA = (
-    "partition int, kind int, step int, key_group int, key binary, value binary, timestamp_ms long, "
-    "headers array<struct<name: string, value: binary>>, source int, offset long, sequence long"
-)
-_ROWS = pa.schema(
-    [("partition", pa.int32()), ("kind", pa.int32()), *EXCHANGE.set(1, pa.field("key_group", pa.int32()))]
-)
-ROWS_PER_BATCH = 64 * 1024
+PARCEL, CONTROL, FAILED = 0, 1, 2
+SCHEMA = "partition int, kind int, value binary"
+_ROWS = pa.schema([("partition", pa.int32()), ("kind", pa.int32()), ("value", pa.binary())])
+PARCEL_BYTES = 4 << 20
+PARCEL_EVENTS = 64 * 1024
 WORK = "penstock.work"
 """The local property of Spark's in which tasks find what the epoch is about."""
 
@@ -112,8 +111,7 @@ class StageTask:
         assert context is not None, "a stage runs in a task"
         work = unpack_work(context.getLocalProperty(WORK))
         rows, notes = _received(batches)
-        if notes.num_rows:
-            yield from notes.to_batches()
+        yield from notes
         given = TaskInput(self.stage, context.partitionId(), work.slices if self.stage == 0 else {}, rows)
         try:
             result = run_task(kept.worker.program, work.assignment, given, kept.worker.storage, kept.replicas, _ids)
@@ -136,13 +134,19 @@ class StageTask:
         return found
 
 
-def _received(batches: Iterable[pa.RecordBatch]) -> tuple[pa.Table, pa.Table]:
+def _received(batches: Iterable[pa.RecordBatch]) -> tuple[pa.Table, list[pa.RecordBatch]]:
     """The events that came to a task, and the notes that only pass through. The first stage's input has neither."""
-    parts = [batch for batch in batches if "kind" in batch.schema.names]
-    table = pa.Table.from_batches(parts, _ROWS)
-    events = pa.array(table.column("kind").to_numpy() == EVENT)
-    mine = table.filter(events).drop_columns(["partition", "kind"]).cast(EXCHANGE)
-    return mine, table.filter(pa.array(table.column("kind").to_numpy() != EVENT))
+    events, notes = [EXCHANGE.empty_table()], []
+    for batch in batches:
+        if "kind" not in batch.schema.names:
+            continue
+        kinds = batch.column("kind").to_numpy()
+        values = batch.column("value")
+        events += [
+            pa.ipc.open_stream(values[i].as_buffer()).read_all() for i in np.flatnonzero(kinds == PARCEL).tolist()
+        ]
+        notes.append(batch.filter(pa.array(kinds != PARCEL)))
+    return pa.concat_tables(events), notes
 
 
 def _answer(program: Program, given: TaskInput, result: TaskResult) -> Iterator[pa.RecordBatch]:
@@ -151,24 +155,37 @@ def _answer(program: Program, given: TaskInput, result: TaskResult) -> Iterator[
     # Rows of a step that not the next stage but a later one needs come along through this one.
     along = given.rows.filter(pa.array(np.isin(given.rows.column("step").to_numpy(), later)))
     sent = pa.concat_tables([result.outgoing, along])
-    if sent.num_rows:
-        yield from addressed(sent, program.partitions).to_batches(ROWS_PER_BATCH)
+    yield from parcels(sent, program.partitions)
     yield _note(CONTROL, msgspec.json.encode(result.control))
 
 
-def addressed(sent: pa.Table, partitions: int) -> pa.Table:
-    """Rows of an exchange with the partition that each belongs to."""
-    groups = sent.column("key_group").to_numpy().astype(np.int32)
-    partition = ((groups + 1) * partitions - 1) // KEY_GROUPS
-    kinds = np.full(len(groups), EVENT, np.int32)
-    sent = sent.set_column(1, "key_group", pa.array(groups))
-    return sent.add_column(0, "partition", pa.array(partition)).add_column(1, "kind", pa.array(kinds)).cast(_ROWS)
+def parcels(sent: pa.Table, partitions: int) -> Iterator[pa.RecordBatch]:
+    """Rows of an exchange, packed together by the partition that they belong to."""
+    if not sent.num_rows:
+        return
+    partition = ((sent.column("key_group").to_numpy().astype(np.int64) + 1) * partitions - 1) // KEY_GROUPS
+    if partitions > 1:
+        order = np.argsort(partition, kind="stable")
+        sent, partition = sent.take(pa.array(order)), partition[order]
+    # Keys and headers are taken to be small; the sizes need not be exact.
+    size = np.cumsum(pc.binary_length(sent.column("value")).to_numpy())
+    numbers = np.stack([partition, size // PARCEL_BYTES, np.arange(len(partition)) // PARCEL_EVENTS])
+    starts = [0, *(np.flatnonzero((numbers[:, 1:] != numbers[:, :-1]).any(axis=0)) + 1).tolist(), len(partition)]
+    for start, end in pairwise(starts):
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, EXCHANGE) as writer:
+            writer.write_table(sent.slice(start, end - start))
+        yield _row(int(partition[start]), PARCEL, sink.getvalue().to_pybytes())
+
+
+def _row(partition: int, kind: int, value: bytes) -> pa.RecordBatch:
+    columns = [pa.array([partition], pa.int32()), pa.array([kind], pa.int32()), pa.array([value], pa.binary())]
+    return pa.RecordBatch.from_arrays(columns, schema=_ROWS)
 
 
 def _note(kind: int, value: bytes) -> pa.RecordBatch:
-    """A row that is no event. It goes to partition 0, which passes it on."""
-    row: dict[str, Any] = dict.fromkeys(_ROWS.names)
-    return pa.RecordBatch.from_pylist([{**row, "partition": 0, "kind": kind, "value": value}], _ROWS)
+    """A row that is no parcel. It goes to partition 0, which passes it on."""
+    return _row(0, kind, value)
 
 
 def failed_note(error: PenstockError) -> pa.RecordBatch:
