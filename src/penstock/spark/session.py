@@ -34,7 +34,8 @@ _LOCAL = re.compile(r"local(\[(\*|\d+)\])?")
 
 SESSION_SETTINGS = {
     "spark.sql.adaptive.enabled": "false",
-    "spark.sql.execution.arrow.maxRecordsPerBatch": "100000",
+    # Spark looks at the size of a whole batch again with each row that it adds: long batches cost more for each row.
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "2000",
     "spark.sql.streaming.numRecentProgressUpdates": "10",
     "spark.sql.streaming.checkpointFileManagerClass": (
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
