@@ -47,7 +47,7 @@ bench: setup ## measure Penstock beside its peers, each in an environment of its
 	PYTHONPATH=. $(BIN)/python -m benchmarks.peers $(BENCH)
 
 profile: setup ## break an epoch on Spark down: where its time goes (PROFILE="--workload C" for other workloads)
-	PYTHONPATH=. $(BIN)/python -m benchmarks.profile $(PROFILE)
+	PYTHONPATH=. $(BIN)/python -m benchmarks.breakdown $(PROFILE)
 
 soak: setup ## run the property tests with many more examples, and kill an application on Spark at every write
 	PENSTOCK_HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest -q tests/property

@@ -5,13 +5,13 @@ import json
 from pathlib import Path
 
 import pytest
+from benchmarks.breakdown import clocks
 from benchmarks.peers import checks, figures, job, measure, payments, report
 from benchmarks.peers.catalogue import AIMS, PEERS, WORKLOADS, Aim
 from benchmarks.peers.checks import WrongError, check_outputs, check_state, read_outputs
 from benchmarks.peers.job import Job, read_job, write_job
 from benchmarks.peers.measure import Outcome
 from benchmarks.peers.payments import Payments, draw, joined, old_payments, shuffled, write_lanes, write_parquet
-from benchmarks.profile import clocks
 
 PAYMENTS = draw(500, 20)
 

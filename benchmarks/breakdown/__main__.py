@@ -11,12 +11,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.breakdown.clocks import DRIVER, TASK, Clocks
+from benchmarks.breakdown.daemon import FOLDER
 from benchmarks.peers.catalogue import WORKLOADS
 from benchmarks.peers.job import Job
 from benchmarks.peers.payments import write_lanes
 from benchmarks.peers.programs.penstock_on_spark import INPUT, append, application, build, in_order
-from benchmarks.profile.clocks import DRIVER, TASK, Clocks
-from benchmarks.profile.daemon import FOLDER
 from rich.console import Console
 from rich.table import Table
 
@@ -29,7 +29,7 @@ JOB = "the job"
 
 def arguments() -> argparse.Namespace:
     """What the command line says."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.profile", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.breakdown", description=__doc__)
     parser.add_argument("--workload", choices=["A", "B", "C"], default="A")
     parser.add_argument("--events", type=int, default=500_000, help="events of an epoch")
     parser.add_argument("--epochs", type=int, default=8, help=f"epochs in all, of which {WARM_UP} are warm-up")
@@ -115,7 +115,7 @@ def profile(given: argparse.Namespace, folder: Path) -> list[Table]:
     notes = folder / "notes"
     notes.mkdir()
     os.environ[FOLDER] = str(notes)
-    os.environ["PYSPARK_SUBMIT_ARGS"] = "--conf spark.python.daemon.module=benchmarks.profile.daemon pyspark-shell"
+    os.environ["PYSPARK_SUBMIT_ARGS"] = "--conf spark.python.daemon.module=benchmarks.breakdown.daemon pyspark-shell"
     events = given.events * given.epochs
     job = Job(given.workload, events, given.cores, folder / "input", folder / "work", {"epoch": given.events})
     write_lanes(WORKLOADS[given.workload].payments(events), job.input, given.cores)

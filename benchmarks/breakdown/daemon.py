@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.profile.clocks import TASK, Clocks
+from benchmarks.breakdown.clocks import TASK, Clocks
 from pyspark import daemon
 
 import penstock.spark.stage as stage

@@ -1,1 +1,0 @@
-"""Where the time of an epoch on Spark goes: `python -m benchmarks.profile --help`."""
