@@ -1,7 +1,10 @@
-"""How hypothesis looks for examples: PENSTOCK_HYPOTHESIS_PROFILE chooses `default` or `soak`."""
+"""What all tests share. PENSTOCK_HYPOTHESIS_PROFILE chooses how hypothesis looks for examples: `default` or `soak`."""
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -44,3 +47,19 @@ def spark() -> Iterator[Any]:
     del os.environ["PYSPARK_SUBMIT_ARGS"]
     yield session
     session.stop()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 2 MiB."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    if sys.platform != "linux" or os.geteuid() != 0:
+        pytest.skip("only root on Linux can mount a small disk")
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(folder)], capture_output=True)
+    if mounted.returncode != 0:
+        pytest.skip("this system lets nobody mount")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)

@@ -3,10 +3,7 @@
 import logging
 import os
 import signal
-import subprocess
-import sys
 import threading
-from collections.abc import Iterator
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -265,22 +262,6 @@ def test_a_missing_java_is_an_error_that_says_what_to_install(tmp_path: Path, mo
     old.chmod(0o755)
     with pytest.raises(InvalidError, match="needs Java 17 or newer"):
         find_java_home(tmp_path, {"JAVA_HOME": str(tmp_path), "PATH": str(old.parent)})
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 1 MiB."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    if sys.platform != "linux" or os.geteuid() != 0:
-        pytest.skip("only root on Linux can mount a small disk")
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)], capture_output=True)
-    if mounted.returncode != 0:
-        pytest.skip("this system lets nobody mount")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 @pytest.mark.parametrize("full", ["state_dir", "broker_address", "local_dir"])

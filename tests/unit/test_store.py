@@ -211,20 +211,6 @@ def test_store_that_may_not_grow_says_so_and_stays_as_it_was(tmp_path: Path) -> 
         assert other.tell("answer = store.epoch, len(list(store.scan(b'', b'\\xfd')))") == "(2, 5000)"
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 2 MiB."""
-    if sys.platform != "linux" or os.geteuid() != 0:
-        pytest.skip("only root on Linux can mount a small disk")
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(tmp_path)], capture_output=True)
-    if mounted.returncode != 0:
-        pytest.skip("this system lets nobody mount")
-    try:
-        yield tmp_path
-    finally:
-        subprocess.run(["umount", "-l", str(tmp_path)], check=True)
-
-
 def test_full_disk_is_a_storage_error_and_the_store_stays_as_it_was(small_disk: Path) -> None:
     store = filled(LmdbStore(small_disk / "store"), 1, rows=100)
     filler = small_disk / "filler"

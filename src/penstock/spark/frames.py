@@ -138,6 +138,9 @@ class NoFrames:
         self.is_active = False
         self.events_behind = 0
 
+    def start(self, trigger_ms: int, until_caught_up: bool) -> None:
+        """Nothing is to come."""
+
     def stop(self) -> None:
         """Nothing runs."""
 

@@ -116,8 +116,7 @@ def _run_once(job: Job, session: SparkSession, deadline_ms: int | None, progress
         if job.frames:
             frames = FrameQuery(session, runner, job.frames, job.places, lambda r: progress.add(r, job.clock.now_ms()))
         progress.watch.follow(runner.run, lambda: tasks_under_way(session), lambda: frames.events_behind)
-        if isinstance(frames, FrameQuery):
-            frames.start(job.trigger_ms, job.until_caught_up)
+        frames.start(job.trigger_ms, job.until_caught_up)
         ticks = runner.waits_for_time()
         while not _is_over(job, deadline_ms, progress):
             more_to_come = frames.is_active
