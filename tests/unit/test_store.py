@@ -237,13 +237,12 @@ used = 1024 * int(next(line.split()[1] for line in open("/proc/self/status") if 
 limit = used + (160 << 20)
 resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 shelf = DiskShelf(folder, "1")
-keys = [b"\\0\\1%06d" % i for i in range(1000)]
 try:
     for partition in range(partitions):
         store = shelf.fresh("step", partition, iter(()), 0)
-        for epoch in range(rows // 1000):
-            keys = [b"\\0\\1%08d" % i for i in range(1000 * epoch, 1000 * epoch + 1000)]
-            store.apply([segment_table(keys, [b"%08d" % partition * 1000] * 1000)], epoch + 1)
+        for epoch in range(rows // 100):
+            keys = [b"\\0\\1%08d" % i for i in range(100 * epoch, 100 * epoch + 100)]
+            store.apply([segment_table(keys, [b"%08d" % partition * 1000] * 100)], epoch + 1)
     for partition in range(partitions):
         store = shelf.open("step", partition)
         assert len(list(store.scan(b"", b"\\xf0"))) == rows
@@ -273,4 +272,42 @@ def test_stores_that_are_larger_together_than_the_addresses_of_a_process_are_wri
 def test_a_store_that_is_larger_than_the_addresses_of_a_process_is_an_error_with_a_remedy(tmp_path: Path) -> None:
     said = limited(tmp_path, partitions=1, rows=40_000)
     assert "bytes of addresses, too many where a process may have" in said
-    assert "use more partitions, or raise the limit (spark.executor.pyspark.memory" in said
+    assert "use more partitions, or raise the limit of memory (spark.executor.pyspark.memory" in said
+
+
+_CRAMPED = """
+import resource, sys
+from pathlib import Path
+from penstock.errors import StorageError
+from penstock.state.segments import segment_table
+from penstock.state.store import LmdbStore
+
+store = LmdbStore(Path(sys.argv[1]))
+keys = [b"\\0\\1%08d" % i for i in range(100_000)]
+for epoch in range(1, 101):
+    store.apply([segment_table(keys[1000 * epoch - 1000 : 1000 * epoch], [b"v" * 400] * 1000)], epoch)
+touched = segment_table(keys[::10], [b"w" * 400] * len(keys[::10]))
+used = 1024 * int(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmSize")))
+resource.setrlimit(resource.RLIMIT_AS, (used + (20 << 20), resource.RLIM_INFINITY))
+try:
+    store.apply([touched], 101)
+except StorageError as error:
+    print(store.epoch, error)
+resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+store.apply([touched], 101)
+print(store.epoch, sum(value[:1] == b"w" for _, value in store.scan(b"", b"\\xf0")))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits addresses")
+def test_too_little_memory_for_a_transaction_is_an_error_with_a_remedy_and_leaves_the_store_as_it_was(
+    tmp_path: Path,
+) -> None:
+    environment = {**os.environ, "ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "1"}
+    command = [sys.executable, "-c", _CRAMPED, str(tmp_path)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert ended.returncode == 0, ended.stderr
+    refused, done = ended.stdout.splitlines()
+    assert refused.startswith("100 the local store")
+    assert "raise the limit of memory" in refused
+    assert done == "101 10000"

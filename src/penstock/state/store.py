@@ -32,6 +32,7 @@ _FIRST_ROW = b"\x00\x00"  # behind the key of the epoch, not behind any row
 _NEVER = (1 << 63) - 1
 _FIRST_MAP_BYTES = 1 << 34  # addresses, not memory or disk; so few stores ever need more
 _MAX_MAP_BYTES = 1 << 44
+_MORE_MEMORY = "use more partitions, or raise the limit of memory (spark.executor.pyspark.memory, ulimit -v)"
 _MAPS_IN_LIMIT = 64  # where addresses are limited, a store begins with this part of them, and grows in small steps
 _MANY_WRITES = 1000  # from here on one sort is cheaper than many insertions
 
@@ -218,16 +219,19 @@ def _in_pages(size: int) -> int:
 
 
 def _check_addresses(folder: str, size: int, held: int = 0) -> None:
-    """Raise StorageError if a map would not find addresses in place of the one held: LMDB would not survive that."""
+    """Raise StorageError if a map would not find addresses in place of the one held: LMDB would not survive that.
+
+    There must be some to spare, or whoever asks for memory next would not survive either.
+    """
     limit = address_limit()
     if limit is None or size <= held:
         return
     try:
-        mmap.mmap(-1, size - held).close()
+        mmap.mmap(-1, size - held + limit // _MAPS_IN_LIMIT).close()
     except OSError as error:
         raise StorageError(
-            f"the local store {folder} needs {size} bytes of addresses, too many where a process may have {limit}; use "
-            f"more partitions, or raise the limit (spark.executor.pyspark.memory, ulimit -v)"
+            f"the local store {folder} needs {size} bytes of addresses, too many where a process may have {limit}; "
+            f"{_MORE_MEMORY}"
         ) from error
 
 
@@ -298,8 +302,12 @@ class LmdbStore:
                     txn.put(_EPOCH_KEY, b"%d" % epoch)
         except lmdb.MapFullError:
             return False
+        except lmdb.MemoryError as error:
+            raise StorageError(
+                f"the local store {self._env.path()} cannot be written ({error}); {_MORE_MEMORY}"
+            ) from error
         except lmdb.Error as error:
-            if type(error) not in (lmdb.Error, lmdb.DiskError, lmdb.MemoryError):
+            if type(error) not in (lmdb.Error, lmdb.DiskError):
                 raise  # the errors of other types are about the store itself, these about where it is
             raise StorageError(
                 f"the local store {self._env.path()} cannot be written ({error}); make room on its disk"
