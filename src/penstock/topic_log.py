@@ -10,6 +10,7 @@ Invariants:
 
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 
 import msgspec
 import numpy as np
@@ -31,7 +32,8 @@ SCHEMA = pa.schema(
     ]
 )
 ORIGIN = "penstock.origin"
-ROWS_PER_GROUP = 64 * 1024
+ROWS_PER_GROUP = 8 * 1024
+MAX_ROW_GROUPS = 64
 MAX_APPEND_ATTEMPTS = 10_000
 PROBES_PER_LISTING = 100
 MAX_KNOWN_SEGMENTS = 1_000
@@ -78,9 +80,21 @@ def sorted_by_group(table: pa.Table) -> pa.Table:
 def topic_segment(table: pa.Table, origin: str) -> tuple[bytes, str]:
     """The bytes of a topic segment with these rows, and its checksum. `origin` names the writer and this write."""
     assert table.num_rows > 0, "a segment is named by its first offset, so it has one"
-    rows = sorted_by_group(table)
-    parts = [rows.slice(at, ROWS_PER_GROUP) for at in range(0, rows.num_rows, ROWS_PER_GROUP)]
-    return write_parquet(parts, {ORIGIN: origin})
+    return write_parquet(_in_row_groups(sorted_by_group(table)), {ORIGIN: origin})
+
+
+def _in_row_groups(rows: pa.Table) -> list[pa.Table]:
+    """Sorted rows, cut where partitions would be if their number is a power of two: so a task reads only its own.
+
+    A row group has `ROWS_PER_GROUP` rows or more, on average: each costs something however few rows it has.
+    """
+    groups = rows.column("key_group").to_numpy().astype(np.int64)
+    first, last = int(groups[0]), int(groups[-1])
+    parts = min(MAX_ROW_GROUPS, max(1, rows.num_rows // ROWS_PER_GROUP))
+    width = 1 << ((last - first) // parts).bit_length()
+    bounds = range((first // width + 1) * width, last + 1, width)
+    edges = [0, *np.searchsorted(groups, np.asarray(bounds, np.int64)).tolist(), rows.num_rows]
+    return [rows.slice(start, end - start) for start, end in pairwise(edges) if start < end]
 
 
 class TopicLog:

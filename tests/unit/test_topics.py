@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from penstock import topic_log, topics
@@ -243,6 +244,20 @@ def test_a_partition_reads_only_the_row_groups_it_needs(monkeypatch: pytest.Monk
     assert size > 10 * topic_log.ROWS_PER_GROUP * 32
     # The footer's read, and of twenty row groups two or three.
     assert max(bytes_of_each) < 64 * 1024 + size * 4 / 20
+
+
+@pytest.mark.parametrize(("events", "partitions"), [(100, 1), (20_000, 2), (50_000, 4), (300_000, 32)])
+def test_row_groups_end_where_partitions_do(events: int, partitions: int) -> None:
+    keys = pa.array([b"%d" % n for n in range(events)], pa.binary())
+    groups = pa.array(raw_key_groups(key_codec("str"), keys))
+    columns = [groups, keys, keys, pa.array(range(events)), pa.nulls(events, topics.HEADERS_TYPE)]
+    data, _ = topic_segment(pa.Table.from_arrays(columns, schema=topics.SCHEMA), "me")
+    metadata = pq.read_metadata(pa.BufferReader(data))
+    stats = [metadata.row_group(i).column(0).statistics for i in range(metadata.num_row_groups)]
+    assert len(stats) == partitions
+    for partition, found in enumerate(stats):
+        own = group_range(partition, partitions)
+        assert own.start <= found.min <= found.max < own.stop
 
 
 # Following

@@ -29,7 +29,7 @@ from penstock.exchange import SCHEMA as EXCHANGE
 from penstock.plan import FrameColumns
 from penstock.spark.engine import Places, SparkRunner, spark_error
 from penstock.spark.lag import Lag
-from penstock.spark.stage import SCHEMA, failed_note, parcels
+from penstock.spark.stage import PARCEL_BYTES, PARCEL_EVENTS, SCHEMA, failed_note, parcels
 from penstock.state.codec import value_codec
 from penstock.state.keys import encode_key, encode_text_keys, key_groups
 from penstock.topics import HEADERS_TYPE
@@ -50,9 +50,9 @@ class Ingest:
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Rows with their keys in canonical form, in parcels for their partitions."""
         sent = 0
-        for batch in batches:
+        for table in _gathered(batches):
             try:
-                rows = self._rows(pa.Table.from_batches([batch]), sent)
+                rows = self._rows(table, sent)
             except PenstockError as error:
                 yield failed_note(error)
                 return
@@ -80,6 +80,18 @@ class Ingest:
             ],
             schema=EXCHANGE,
         )
+
+
+def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """The same rows in fewer tables: Spark's batches are short, and each table costs something whatever its length."""
+    found: list[pa.RecordBatch] = []
+    for batch in batches:
+        found.append(batch)
+        if sum(one.num_rows for one in found) >= PARCEL_EVENTS or sum(one.nbytes for one in found) >= PARCEL_BYTES:
+            yield pa.Table.from_batches(found)
+            found = []
+    if found:
+        yield pa.Table.from_batches(found)
 
 
 def _first_order() -> int:
