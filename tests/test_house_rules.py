@@ -19,7 +19,7 @@ MAX_FUNCTION_LINES = 70
 
 # A module imports only from those before it; the modules of a package with a star may import each other.
 ORDER = [
-    *("errors", "clock", "events", "process", "storage", "names", "parquet"),
+    *("errors", "clock", "events", "process", "names", "disk", "storage", "parquet"),
     *("state.keys", "state.codec", "state.segments", "state.store", "state.replica"),
     *("topic_log", "topics", "sources", "files"),
     *("epochs.records", "epochs.protocol", "epochs.compaction", "epochs.coordinator"),

@@ -84,12 +84,12 @@ PEERS = {
         Peer(
             *("penstock", "Penstock", "penstock_on_spark", "", ()),
             {
-                "A": Portion(6_000_000, 3_000_000, {"epoch": 500_000}),
-                "B": Portion(4_000_000, 2_000_000, {"epoch": 500_000}),
-                "C": Portion(3_000_000, 1_500_000, {"epoch": 500_000}),
-                "frame": Portion(3_000_000, 2_000_000, {"batch": 500_000}),
-                "D": Portion(70_000, 25_000, {"epoch": 500_000}, "penstock_latency"),
-                "state": Portion(4_000_000, 2_000_000, {"epoch": 500_000, "old": OLD_CUSTOMERS}, "penstock_old_state"),
+                "A": Portion(8_000_000, 4_000_000),
+                "B": Portion(4_000_000, 3_000_000),
+                "C": Portion(4_000_000, 3_000_000),
+                "frame": Portion(4_000_000, 2_000_000, {"batch": 500_000}),
+                "D": Portion(70_000, 25_000, {}, "penstock_latency"),
+                "state": Portion(4_000_000, 2_000_000, {"old": OLD_CUSTOMERS}, "penstock_old_state"),
             },
         ),
         Peer(

@@ -1,9 +1,11 @@
-"""The names of everything an application stores: the one place that knows them.
+"""The names of everything an application stores, and what an object can be called: the one place that knows.
 
 Folders and numbers sort as text in the order of epochs, so a listing from a name on is a listing from an epoch on.
 """
 
 from urllib.parse import quote
+
+from penstock.errors import InvalidError
 
 FORMAT = "format.json"
 EPOCHS = "epochs"
@@ -12,6 +14,8 @@ OUTBOX = "outbox"
 PUBLISHED = "published"
 RUNS = "runs"
 SPARK = "spark"
+PARTIAL = ".partial"
+"""Where what is just being written lies; no object is called so."""
 FULL_SUFFIX = ".full.json"
 
 
@@ -67,3 +71,36 @@ def number_of(name: str) -> int:
     42
     """
     return int(name.rsplit("/", 1)[-1][:20])
+
+
+def folder_of(prefix: str) -> str:
+    """A prefix as the beginning that the names in it share: "" for all, else with one "/" at the end."""
+    if not prefix:
+        return ""
+    check_name(prefix.removesuffix("/"))
+    return prefix.removesuffix("/") + "/"
+
+
+def check_name(name: str) -> None:
+    """Raise InvalidError if no object can be called so."""
+    parts = name.split("/")
+    if {"", ".", "..", PARTIAL}.isdisjoint(parts) and name.isprintable():
+        return
+    raise InvalidError(
+        f"{name!r} cannot name an object; use a relative name like 'epochs/7.json', "
+        f"without empty parts, '.', '..', '{PARTIAL}' and control characters"
+    )
+
+
+def check_range(name: str, start: int, end: int | None) -> None:
+    """Raise InvalidError if no bytes of an object can be asked for so."""
+    if end is None or 0 <= start <= end:
+        return
+    raise InvalidError(
+        f"{name!r} has no range from {start} to {end}; ask for 0 <= start <= end, or a suffix without end"
+    )
+
+
+def missing(name: str, url: str) -> str:
+    """What is said of an object that is not there."""
+    return f"there is no object {name!r} in {url}"

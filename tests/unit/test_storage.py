@@ -168,6 +168,26 @@ def test_object_cannot_take_the_name_of_a_folder_on_disk(tmp_path: Path) -> None
     assert storage.list("") == ["a/b"]
 
 
+def test_what_was_read_from_a_disk_is_linked_there_and_lives_without_the_first_name(tmp_path: Path) -> None:
+    outbox, topic = open_storage(tmp_path / "outbox"), open_storage(tmp_path / "topic")
+    assert outbox.create("a", b"1")
+    assert topic.create("b", outbox.read("a"))
+    assert (tmp_path / "topic" / "b").stat().st_ino == (tmp_path / "outbox" / "a").stat().st_ino
+    assert not topic.create("b", outbox.read("a"))
+    outbox.delete(["a"])
+    assert topic.read("b") == b"1"
+
+
+def test_what_was_read_is_written_where_it_cannot_be_linked(tmp_path: Path, small_disk: Path) -> None:
+    first, elsewhere = open_storage(tmp_path), open_storage(small_disk)
+    assert first.create("a", b"1")
+    data = first.read("a")
+    assert elsewhere.create("b", data)
+    first.delete(["a"])
+    assert first.create("c", data)
+    assert elsewhere.read("b") == first.read("c") == b"1"
+
+
 def test_failed_create_certainly_failed_and_leaves_nothing(tmp_path: Path) -> None:
     storage = open_storage(tmp_path)
     name = "too long " * 40

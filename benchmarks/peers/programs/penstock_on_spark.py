@@ -39,7 +39,8 @@ def shop_total(shop: str, payment: dict[str, Any], total: int) -> tuple[dict[str
 def application(job: Job, folder: Path) -> Application:
     """An application with as many partitions as cores, and everything under one folder."""
     places = folder / "topics", folder / "state", folder / "local"
-    return Application(GROUP, *places, partitions=job.cores, max_events_per_epoch=job.options.get("epoch", 500_000))
+    limit = {"max_events_per_epoch": job.options["epoch"]} if "epoch" in job.options else {}
+    return Application(GROUP, *places, partitions=job.cores, **limit)
 
 
 def build(app: Application, payments: Stream, workload: str = "A") -> None:
