@@ -104,6 +104,7 @@ class SinkOutput:
         keys, groups, refused = self._key_columns()
         headers = pa.nulls(count, HEADERS_TYPE) if self._headers is None else headers_column(self._headers)
         values = pa.chunked_array(self._values, pa.binary())
+        self._values = []  # the table holds them
         columns = [groups, keys, values, pa.array(np.concatenate(self._times)), headers]
         table = pa.Table.from_arrays(columns, schema=SCHEMA)
         return self._without(refused, table) if refused else table

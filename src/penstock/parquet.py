@@ -10,12 +10,16 @@ import io
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 
 from penstock.errors import CorruptionError
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 MAGIC = b"PAR1"
 CHECK = "penstock.check"
@@ -45,7 +49,7 @@ def _digest(data: bytes | memoryview) -> bytes:
     return xxhash.xxh3_64_hexdigest(data).encode()
 
 
-def write_parquet(tables: Iterable[pa.Table], metadata: Mapping[str, str] | None = None) -> tuple[bytes, str]:
+def write_parquet(tables: Iterable[pa.Table], metadata: Mapping[str, str] | None = None) -> tuple[pa.Buffer, str]:
     """The bytes of a checked Parquet file, and its checksum.
 
     Each table becomes one row group, so that a reader can take one without the others; a table without rows becomes
@@ -80,7 +84,7 @@ def write_parquet(tables: Iterable[pa.Table], metadata: Mapping[str, str] | None
     writer.close()
     written = sink.getvalue()
     checksum = _seal(written)
-    return written.to_pybytes(), checksum
+    return written, checksum
 
 
 def _seal(written: pa.Buffer) -> str:
@@ -220,7 +224,7 @@ def open_parquet(name: str, read_bytes: ReadBytes) -> CheckedFile:
     """Read and verify the footer of a checked Parquet file; its row groups are read when asked for.
 
     >>> import pyarrow as pa
-    >>> data, _ = write_parquet([pa.table({"n": [1, 2]})], {"writer": "me"})
+    >>> data = bytes(write_parquet([pa.table({"n": [1, 2]})], {"writer": "me"})[0])
     >>> file = open_parquet("numbers", lambda start, end: data[start:end])
     >>> file.rows, file.note("writer")
     (2, 'me')
@@ -247,7 +251,7 @@ def open_parquet(name: str, read_bytes: ReadBytes) -> CheckedFile:
     return CheckedFile(name, checksum.decode(), metadata, parts, at_hand)
 
 
-def read_parquet(name: str, data: bytes | bytearray, checksum: str | None = None) -> pa.Table:
+def read_parquet(name: str, data: "Buffer", checksum: str | None = None) -> pa.Table:
     """All rows of a checked Parquet file held in memory; CorruptionError if it changed, or is another than expected."""
     file = open_parquet(name, lambda start, end: bytes(memoryview(data)[start:end]))
     if checksum is not None and file.checksum != checksum:

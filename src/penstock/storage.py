@@ -13,7 +13,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 from urllib.parse import unquote, urlsplit
 
 import obstore
@@ -32,6 +32,7 @@ MAX_SETTLE_ATTEMPTS = 5
 """How often `settle` tries before it gives up; the clients of object stores retry below it, with pauses."""
 
 _CLOUD_SCHEMES = ("s3", "gs", "az")
+Data = TypeVar("Data", bound="Buffer")
 
 
 class Storage(Protocol):
@@ -122,7 +123,7 @@ def sub(storage: Storage, prefix: str) -> Storage:
     return _Folder(storage, prefix)
 
 
-def settle(storage: Storage, name: str, data: bytes) -> bytes:
+def settle(storage: Storage, name: str, data: Data) -> Data | bytes:
     """What stands under `name` after trying to create it with `data`: equal to `data` if we won, else the winner's.
 
     A lost answer, or an "exists" that a client's own retry brought about, is recognised as our own write by the bytes

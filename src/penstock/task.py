@@ -34,7 +34,7 @@ from penstock.state.keys import decode_key, encode_key, group_range, key_groups
 from penstock.state.overlay import KeyedState, KeyTable, number_keys
 from penstock.state.replica import Replicas
 from penstock.state.segments import SegmentRef, write_segment
-from penstock.state.store import NO_EPOCH
+from penstock.state.store import NO_EPOCH, Store
 from penstock.storage import Storage, settle
 from penstock.topics import Slice, Topic, topic_segment
 
@@ -125,13 +125,20 @@ class _Task:
 
     def run(self) -> TaskResult:
         """Read, run the steps, write; return what was written."""
+        stores = self._stores()
         inputs = self._read_inputs()
         table, numbers = number_keys([one.keys for one in inputs], self._groups)
-        flow = self._flow(table)
+        flow = self._flow(table, stores)
         for batches in together(inputs, numbers, self._failures):
             flow.feed(batches)
         flow.finish()
-        return TaskResult(self._control(inputs, flow), self._outgoing.table())
+        sources = [one for one in inputs if isinstance(one.step.work, Source | Frame)]
+        read = sum(len(one) + one.refused for one in sources)
+        highest_ms = {one.step.name: int(one.times.max()) for one in sources if len(one)}
+        # What is not needed any more makes room: inputs for outputs, and those for segments that are to be merged.
+        inputs.clear()
+        sources.clear()
+        return TaskResult(self._control(flow, read, highest_ms), self._outgoing.table())
 
     def _read_inputs(self) -> list[Input]:
         """What enters at each step: slices of a topic, or rows, which have one order among all steps they enter at."""
@@ -147,7 +154,16 @@ class _Task:
                 inputs.append(read_exchange(step, rows, _codec_behind(step), origin))
         return inputs
 
-    def _flow(self, table: KeyTable) -> "_Flow":
+    def _stores(self) -> dict[str, Store]:
+        """The state of each step as of the epoch before. It comes first: to catch up takes memory of its own."""
+        view, partition, oldest = self._assignment.view, self._given.partition, self._assignment.oldest_epoch
+        return {
+            step.name: self._replicas.at(step.name, partition, view.epoch, view.of(step.name, partition), oldest)
+            for step in self._stage.steps
+            if step.state is not None
+        }
+
+    def _flow(self, table: KeyTable, stores: Mapping[str, Store]) -> "_Flow":
         assignment = self._assignment
         scope = Scope(
             assignment.epoch,
@@ -159,32 +175,20 @@ class _Task:
         )
         for step in self._stage.steps:
             if step.state is not None:
-                store = self._replicas.at(
-                    step.name,
-                    self._given.partition,
-                    assignment.view.epoch,
-                    assignment.view.of(step.name, self._given.partition),
-                    assignment.oldest_epoch,
-                )
-                self._keyed[step.name] = KeyedState(step.name, store, table, step.state)
+                self._keyed[step.name] = KeyedState(step.name, stores[step.name], table, step.state)
         return _Flow(self._program, self._stage, scope, self._keyed, self._outgoing)
 
-    def _control(self, inputs: list[Input], flow: "_Flow") -> ControlRow:
+    def _control(self, flow: "_Flow", read: int, highest_ms: dict[str, int]) -> ControlRow:
         outbox = [*self._write_outputs(flow), *self._write_letters()]
-        sources = [one for one in inputs if isinstance(one.step.work, Source | Frame)]
+        dead = len(self._failures.letters)
         return ControlRow(
             stage=self._given.stage,
             partition=self._given.partition,
             deltas=dict(self._write_deltas()),
             compacted=dict(self._compact()),
             outbox=tuple(outbox),
-            highest_ms={one.step.name: int(one.times.max()) for one in sources if len(one)},
-            counts=Counts(
-                read=sum(len(one) + one.refused for one in sources),
-                written=sum(ref.rows for ref in outbox) - len(self._failures.letters),
-                skipped=self._failures.skipped,
-                dead=len(self._failures.letters),
-            ),
+            highest_ms=highest_ms,
+            counts=Counts(read, sum(ref.rows for ref in outbox) - dead, self._failures.skipped, dead),
         )
 
     def _write_deltas(self) -> Iterator[tuple[str, SegmentRef]]:
@@ -203,12 +207,14 @@ class _Task:
         for step in self._keyed:
             run = assignment.compact.get(step, {}).get(partition)
             if run:
+                pa.default_memory_pool().release_unused()  # what Arrow keeps for more of the same is of little use now
                 oldest = run[0] == assignment.view.of(step, partition)[0]
                 name = names.segment(step, partition, assignment.epoch, self._ids())
                 yield step, compact(self._storage, name, run, oldest, assignment.oldest_epoch)
 
     def _write_outputs(self, flow: "_Flow") -> Iterator[OutboxRef]:
-        for output in flow.outputs.values():
+        while flow.outputs:
+            output = flow.outputs.pop(min(flow.outputs))
             table = output.table()
             if table is not None:
                 yield self._write_outbox(output.step.name, table)

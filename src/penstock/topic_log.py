@@ -11,6 +11,7 @@ Invariants:
 import re
 from collections.abc import Iterator
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -20,6 +21,9 @@ import pyarrow as pa
 from penstock.errors import CorruptionError, MissingError, StorageError
 from penstock.parquet import CheckedFile, open_parquet, write_parquet
 from penstock.storage import Storage, settle
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 HEADERS_TYPE = pa.list_(pa.struct([("name", pa.string()), ("value", pa.binary())]))
 SCHEMA = pa.schema(
@@ -77,7 +81,7 @@ def sorted_by_group(table: pa.Table) -> pa.Table:
     return table.take(pa.array(np.argsort(groups, kind="stable")))
 
 
-def topic_segment(table: pa.Table, origin: str) -> tuple[bytes, str]:
+def topic_segment(table: pa.Table, origin: str) -> tuple[pa.Buffer, str]:
     """The bytes of a topic segment with these rows, and its checksum. `origin` names the writer and this write."""
     assert table.num_rows > 0, "a segment is named by its first offset, so it has one"
     return write_parquet(_in_row_groups(sorted_by_group(table)), {ORIGIN: origin})
@@ -170,7 +174,7 @@ class TopicLog:
         if found < end:
             raise self._missing(found, f"events up to offset {end} were published")
 
-    def append(self, data: bytes, rows: int) -> int:
+    def append(self, data: "Buffer", rows: int) -> int:
         """Append a segment; returns its first offset. Other writers may append at the same time."""
         for _ in range(MAX_APPEND_ATTEMPTS):
             first = self.end().offset
@@ -179,7 +183,7 @@ class TopicLog:
                 return first
         raise self._overtaken()
 
-    def append_once(self, data: bytes, origin: str, checksum: str, since: Position) -> int:
+    def append_once(self, data: "Buffer", origin: str, checksum: str, since: Position) -> int:
         """Append a segment unless its origin stands in the log from `since` on already; returns its first offset."""
         at = since
         for _ in range(MAX_APPEND_ATTEMPTS):

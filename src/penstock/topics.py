@@ -163,7 +163,7 @@ class Producer:
         self._headers: dict[int, Headers] = {}
         self._bytes = 0
         self._flushes = 0
-        self._sealed: tuple[bytes, str, str, int] | None = None
+        self._sealed: tuple[pa.Buffer, str, str, int] | None = None
         self._since: Position | None = None
 
     def __call__(self, value: Any, key: Any = None, timestamp_ms: int | None = None, headers: Headers = ()) -> None:
@@ -207,7 +207,7 @@ class Producer:
             end = self._topic.log.append_once(data, origin, checksum, self._since) + rows
             self._since, self._sealed = Position(end, end), None
 
-    def _seal(self) -> tuple[bytes, str, str, int]:
+    def _seal(self) -> tuple[pa.Buffer, str, str, int]:
         keys, rows = pa.array(self._keys, pa.binary()), len(self._values)
         headers = [self._headers.get(row) for row in range(rows)] if self._headers else None
         columns = [

@@ -1,6 +1,7 @@
 """Checked Parquet: a changed byte is found, or changes nothing; and everybody else can read the files."""
 
 import re
+from collections.abc import Iterable, Mapping
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -12,6 +13,11 @@ from penstock.parquet import CHECK, TAIL_BYTES, CheckedFile, open_parquet, read_
 
 ROWS = pa.table({"key": pa.array([b"a", b"b", b"c"]), "value": pa.array([b'{"n":1}', None, b"" * 3])})
 MORE = pa.table({"key": pa.array([b"d", b"e"]), "value": pa.array([b"4", b"5" * 40])})
+
+
+def written(tables: Iterable[pa.Table], metadata: Mapping[str, str] | None = None) -> tuple[bytes, str]:
+    data, checksum = write_parquet(tables, metadata)
+    return bytes(data), checksum
 
 
 class Source:
@@ -38,7 +44,7 @@ def large(groups: int = 4, rows: int = 3000) -> list[pa.Table]:
 
 @pytest.mark.parametrize("bit", [0, 3, 7])
 def test_every_flipped_byte_is_found(bit: int) -> None:
-    data, checksum = write_parquet([ROWS, MORE], {"writer": "me"})
+    data, checksum = written([ROWS, MORE], {"writer": "me"})
     whole = pa.concat_tables([ROWS, MORE])
     found = 0
     for at in range(len(data)):
@@ -52,7 +58,7 @@ def test_every_flipped_byte_is_found(bit: int) -> None:
 
 
 def test_verify_finds_every_flipped_byte() -> None:
-    data, _ = write_parquet([ROWS, MORE])
+    data, _ = written([ROWS, MORE])
     opened(data).verify()
     for at in range(len(data)):
         damaged = data[:at] + bytes([data[at] ^ 0x10]) + data[at + 1 :]
@@ -61,14 +67,14 @@ def test_verify_finds_every_flipped_byte() -> None:
 
 
 def test_truncated_file_is_found_at_every_length() -> None:
-    data, _ = write_parquet([ROWS, MORE])
+    data, _ = written([ROWS, MORE])
     for length in range(len(data)):
         with pytest.raises(CorruptionError):
             read_parquet("a file", data[:length])
 
 
 def test_bytes_behind_the_end_are_found() -> None:
-    data, _ = write_parquet([ROWS])
+    data, _ = written([ROWS])
     for tail in (b"\0", b"PAR1", b"\0\0\0\0PAR1", data[4:-1]):
         with pytest.raises(CorruptionError):
             read_parquet("a file", data + tail)
@@ -89,7 +95,7 @@ def test_parquet_of_others_is_not_taken_for_ours() -> None:
 
 def test_damage_in_large_files_is_found() -> None:
     tables = large()
-    data, _ = write_parquet(tables)
+    data, _ = written(tables)
     assert len(data) > 3 * TAIL_BYTES
     for at in range(4, len(data), 997):
         damaged = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
@@ -101,7 +107,7 @@ def test_damage_in_large_files_is_found() -> None:
 
 
 def test_row_group_lost_behind_the_open_is_found() -> None:
-    data, _ = write_parquet(large())
+    data, _ = written(large())
     source = Source(data)
     file = open_parquet("a file", source)
     source.data = data[: len(data) // 2]
@@ -111,7 +117,7 @@ def test_row_group_lost_behind_the_open_is_found() -> None:
 
 def test_row_groups_are_read_one_by_one() -> None:
     tables = large()
-    source = Source(write_parquet(tables)[0])
+    source = Source(written(tables)[0])
     file = open_parquet("a file", source)
     assert file.metadata.num_row_groups == len(tables)
     for index, table in enumerate(tables):
@@ -127,7 +133,7 @@ def test_row_groups_are_read_one_by_one() -> None:
 
 def test_damage_elsewhere_does_not_hide_an_intact_row_group() -> None:
     tables = large()
-    data = bytearray(write_parquet(tables)[0])
+    data = bytearray(written(tables)[0])
     data[10] ^= 1
     file = opened(bytes(data))
     assert file.read([3]) == tables[3]
@@ -136,14 +142,14 @@ def test_damage_elsewhere_does_not_hide_an_intact_row_group() -> None:
 
 
 def test_small_file_is_read_once() -> None:
-    source = Source(write_parquet([ROWS, MORE])[0])
+    source = Source(written([ROWS, MORE])[0])
     assert open_parquet("a file", source).read([1]) == MORE
     assert source.reads == [(-TAIL_BYTES, None)]
 
 
 def test_footer_longer_than_the_tail_is_read_again() -> None:
     tables = [pa.table({"n": [i]}) for i in range(700)]
-    data, _ = write_parquet(tables, {"note": "x" * TAIL_BYTES})
+    data, _ = written(tables, {"note": "x" * TAIL_BYTES})
     source = Source(data)
     file = open_parquet("a file", source)
     assert file.read() == pa.concat_tables(tables)
@@ -153,8 +159,8 @@ def test_footer_longer_than_the_tail_is_read_again() -> None:
 
 @pytest.mark.parametrize("size", [TAIL_BYTES - 1, TAIL_BYTES, TAIL_BYTES + 1])
 def test_file_of_about_the_tail_is_read(size: int) -> None:
-    bare = len(write_parquet([ROWS], {"note": "x" * 60_000})[0])
-    data, _ = write_parquet([ROWS], {"note": "x" * (60_000 + size - bare)})
+    bare = len(written([ROWS], {"note": "x" * 60_000})[0])
+    data, _ = written([ROWS], {"note": "x" * (60_000 + size - bare)})
     assert len(data) == size
     assert opened(data).read() == ROWS
 
@@ -163,7 +169,7 @@ def test_file_of_about_the_tail_is_read(size: int) -> None:
 @pytest.mark.parametrize("groups", [0, 1, 2, 3, 4, 5, 6, 7, 127, 128, 383, 384])
 def test_any_number_of_row_groups_is_sealed(groups: int) -> None:
     tables = [pa.table({"n": [i]}) for i in range(groups)]
-    data, checksum = write_parquet([pa.table({"n": pa.array([], pa.int64())}), *tables])
+    data, checksum = written([pa.table({"n": pa.array([], pa.int64())}), *tables])
     file = opened(data)
     assert (file.rows, file.metadata.num_row_groups, file.checksum) == (groups, groups, checksum)
     assert file.read().column("n").to_pylist() == list(range(groups))
@@ -172,47 +178,47 @@ def test_any_number_of_row_groups_is_sealed(groups: int) -> None:
 def test_table_of_more_rows_than_a_row_group_takes_is_divided(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parquet, "MAX_ROWS_PER_GROUP", 4)
     table = pa.table({"n": list(range(11))})
-    file = opened(write_parquet([table])[0])
+    file = opened(written([table])[0])
     assert [file.read([i]).num_rows for i in range(file.metadata.num_row_groups)] == [4, 4, 3]
     assert file.read() == table
 
 
 def test_arrow_takes_as_many_rows_into_a_row_group_as_we_give() -> None:
     table = pa.table({"n": pa.nulls(parquet.MAX_ROWS_PER_GROUP + 1, pa.int64())})
-    file = opened(write_parquet([table])[0])
+    file = opened(written([table])[0])
     assert file.metadata.num_row_groups == 2
     assert file.rows == table.num_rows
 
 
 def test_other_file_than_the_committed_one_is_refused() -> None:
-    data, checksum = write_parquet([ROWS])
-    _, other = write_parquet([MORE])
+    data, checksum = written([ROWS])
+    _, other = written([MORE])
     assert read_parquet("a file", data, checksum) == ROWS
     with pytest.raises(CorruptionError, match=f"its checksum is {checksum}, but {other} was committed"):
         read_parquet("a file", data, other)
 
 
 def test_checksum_depends_on_rows_and_notes() -> None:
-    files = [write_parquet([ROWS]), write_parquet([MORE]), write_parquet([ROWS], {"a": "b"}), write_parquet([ROWS])]
+    files = [written([ROWS]), written([MORE]), written([ROWS], {"a": "b"}), written([ROWS])]
     assert len({checksum for _, checksum in files}) == 3
     assert files[0] == files[3]
 
 
 def test_notes_are_read_back() -> None:
-    file = opened(write_parquet([ROWS], {"writer": "ünï", "other": f"{CHECK}0000 " * 3})[0])
+    file = opened(written([ROWS], {"writer": "ünï", "other": f"{CHECK}0000 " * 3})[0])
     assert file.note("writer") == "ünï"
     assert file.note("other") == f"{CHECK}0000 " * 3
     assert file.note("absent") is None
 
 
 def test_any_parquet_reader_reads_them() -> None:
-    data, _ = write_parquet([ROWS, MORE], {"writer": "me"})
+    data, _ = written([ROWS, MORE], {"writer": "me"})
     assert pq.read_table(pa.BufferReader(data)) == pa.concat_tables([ROWS, MORE])
     assert pq.read_metadata(pa.BufferReader(data)).metadata[b"writer"] == b"me"
 
 
 def test_digests_cover_every_byte_behind_the_magic() -> None:
-    data, _ = write_parquet([ROWS, MORE])
+    data, _ = written([ROWS, MORE])
     file = opened(data)
     columns = [file.metadata.row_group(g).column(c) for g in range(2) for c in range(2)]
     assert not any(column.has_dictionary_page or column.statistics for column in columns)
@@ -226,6 +232,6 @@ def test_digests_cover_every_byte_behind_the_magic() -> None:
 
 def test_statistics_of_key_groups_are_kept() -> None:
     table = pa.table({"key_group": pa.array([3, 9], pa.uint16()), "key": [b"a", b"b"]})
-    columns = opened(write_parquet([table])[0]).metadata.row_group(0)
+    columns = opened(written([table])[0]).metadata.row_group(0)
     assert (columns.column(0).statistics.min, columns.column(0).statistics.max) == (3, 9)
     assert columns.column(1).statistics is None

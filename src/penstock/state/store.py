@@ -27,6 +27,7 @@ CLOCK_DUE = b"\xff"
 """Key groups are below 4096, so no row key begins with one of these."""
 
 MAX_ROW_KEY_BYTES = 490
+MANY_ROWS = 16 * 1024
 _EPOCH_KEY = b"\x00"
 _FIRST_ROW = b"\x00\x00"  # behind the key of the epoch, not behind any row
 _NEVER = (1 << 63) - 1
@@ -246,8 +247,7 @@ class LmdbStore:
         folder.mkdir(parents=True, exist_ok=True)
         size = _first_map(address_limit(), _file_bytes(folder))
         _check_addresses(str(folder), size)
-        # No writemap, although it is quicker: a full disk would end the process by a signal.
-        self._env = lmdb.open(str(folder), map_size=size, sync=False, metasync=False, readahead=False, max_spare_txns=1)
+        self._env = _opened(str(folder), size)
         self._env.reader_check()  # what killed processes were reading would stay in the file for ever
         # To read behind the end of the file would end the process. (Rarely, the last pages were freed before they were
         # ever written; such a store is restored for nothing.)
@@ -291,6 +291,11 @@ class LmdbStore:
         kept = list(tables)
         while not self._has_applied(kept, epoch):
             self._grow()
+        if sum(rows.num_rows for rows in kept) >= MANY_ROWS:
+            # LMDB keeps the memory of all pages that a transaction has changed, for the next one: up to 4 KiB a row.
+            path, size = self._env.path(), self._env.info()["map_size"]
+            self._env.close()
+            self._env = _opened(path, size)
 
     def _has_applied(self, tables: Sequence[pa.Table], epoch: int) -> bool:
         """Write rows and the epoch, or nothing if the map is too small."""
@@ -327,6 +332,11 @@ class LmdbStore:
     def close(self) -> None:
         """Close the files of the store in this process."""
         self._env.close()
+
+
+def _opened(folder: str, size: int) -> lmdb.Environment:
+    # No writemap, although it is quicker: a full disk would end the process by a signal.
+    return lmdb.open(folder, map_size=size, sync=False, metasync=False, readahead=False, max_spare_txns=1)
 
 
 def _epoch_of(txn: lmdb.Transaction) -> int:
