@@ -24,7 +24,7 @@ from penstock.state.overlay import KeyColumn
 from penstock.topics import SCHEMA as TOPIC_SCHEMA
 from penstock.topics import Slice, Topic, TopicLog, read_headers
 
-EVENTS_PER_BATCH = 4 * 1024  # few enough to stay in the cache of the processor from decoding to encoding
+EVENTS_PER_BATCH = 2 * 1024  # few enough to stay in the cache of the processor from decoding to encoding
 
 
 @dataclass(frozen=True, slots=True)

@@ -160,7 +160,8 @@ class CheckedFile:
 
     def verify(self) -> None:
         """Compare every byte of the file with what was written; for who hands on the file as it is."""
-        self._verified(range(self.metadata.num_row_groups))
+        for index in range(self.metadata.num_row_groups):
+            self._verified([index])
         if self.read_bytes(0, len(MAGIC)) != MAGIC:
             raise CorruptionError(self.name, "it does not begin like a Parquet file")
 
