@@ -311,3 +311,33 @@ def test_too_little_memory_for_a_transaction_is_an_error_with_a_remedy_and_leave
     assert refused.startswith("100 the local store")
     assert "raise the limit of memory" in refused
     assert done == "101 10000"
+
+
+_SCATTERED = """
+import sys
+from pathlib import Path
+from penstock.state.segments import segment_table
+from penstock.state.store import MANY_ROWS, LmdbStore
+
+def anonymous_bytes():
+    return 1024 * int(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("RssAnon")))
+
+store = LmdbStore(Path(sys.argv[1]))
+keys = [b"\\0\\1%08d" % i for i in range(10 * MANY_ROWS)]
+for epoch in range(10):
+    part = keys[MANY_ROWS * epoch : MANY_ROWS * (epoch + 1)]
+    store.apply([segment_table(part, [b"v" * 400] * len(part))], epoch + 1)
+before = anonymous_bytes()
+store.apply([segment_table(keys[::10], [b"w" * 400] * MANY_ROWS)], 11)
+print(store.epoch, len(list(store.scan(b"", b"\\xf0"))), (anonymous_bytes() - before) / MANY_ROWS)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells how much memory is no file's")
+def test_the_memory_of_pages_that_a_large_transaction_changed_is_given_back(tmp_path: Path) -> None:
+    environment = {**os.environ, "ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "1"}
+    command = [sys.executable, "-c", _SCATTERED, str(tmp_path)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    epoch, rows, bytes_of_a_row = ended.stdout.split()
+    assert (epoch, rows) == ("11", "163840")
+    assert float(bytes_of_a_row) < 2_000  # each changed a page of 4,096
