@@ -19,10 +19,9 @@ class Workload:
 
     def payments(self, count: int) -> Payments:
         """The first so many payments of this workload."""
-        if self.key == "B":
-            return shuffled(max(count, self.customers), self.customers).first(count)
-        # Drawn in one size, so that the first of them are the same however many a peer is given.
-        return draw(MAX_EVENTS, self.customers).first(count)
+        # Made in one size, so that the first of them are the same however many a peer is given.
+        made = shuffled if self.key == "B" else draw
+        return made(MAX_EVENTS, self.customers).first(count)
 
 
 @dataclass(frozen=True, slots=True)
