@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 
 from penstock import names
+from penstock.state.key_table import KeyColumn, number_keys
 from penstock.state.keys import KEY_GROUPS, encode_text_keys, key_groups
-from penstock.state.overlay import KeyColumn, number_keys
 from penstock.state.replica import DiskShelf, Replicas
 from penstock.state.segments import SegmentRef, segment_table, write_segment
 from penstock.storage import Storage, open_storage

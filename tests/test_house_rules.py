@@ -20,10 +20,10 @@ MAX_FUNCTION_LINES = 70
 # A module imports only from those before it; the modules of a package with a star may import each other.
 ORDER = [
     *("errors", "clock", "events", "process", "names", "disk", "storage", "parquet"),
-    *("state.keys", "state.codec", "state.segments", "state.store", "state.replica"),
+    *("state.keys", "state.codec", "state.key_codecs", "state.segments", "state.store", "state.replica"),
     *("topic_log", "topics", "sources", "files"),
     *("epochs.records", "epochs.protocol", "epochs.compaction", "epochs.coordinator"),
-    *("columns", "plan", "batches", "failures", "state.overlay"),
+    *("columns", "plan", "batches", "failures", "state.key_table", "state.overlay"),
     *("state.parts", "state.collections", "state.timers", "state.handles", "state.query"),
     *("operators", "logic", "printing", "stream", "exchange", "inputs", "sinks", "outputs", "task", "runner"),
     *("spark.*", "application"),

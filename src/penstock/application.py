@@ -20,7 +20,8 @@ from penstock.plan import Frame, FrameColumns, Plan, Source, ToTopic, check_name
 from penstock.process import is_running
 from penstock.runner import MAX_EVENTS_PER_EPOCH, Run, Runner, Settings
 from penstock.sources import SUFFIXES, Feed, FileFormat, FilesFeed, IterableFeed
-from penstock.state.codec import key_codec, value_codec
+from penstock.state.codec import value_codec
+from penstock.state.key_codecs import key_codec
 from penstock.state.keys import KEY_GROUPS
 from penstock.state.replica import DiskShelf, MemoryShelf, Shelf
 from penstock.storage import Storage, open_storage, settle, sub

@@ -18,9 +18,10 @@ from penstock.errors import InvalidError
 from penstock.events import Headers
 from penstock.failures import Failure, Failures, Original
 from penstock.plan import Step
-from penstock.state.codec import Codec, KeyCodec
+from penstock.state.codec import Codec
+from penstock.state.key_codecs import KeyCodec
+from penstock.state.key_table import KeyColumn
 from penstock.state.keys import decode_key, encode_key, encode_text_keys, key_groups
-from penstock.state.overlay import KeyColumn
 from penstock.topics import SCHEMA as TOPIC_SCHEMA
 from penstock.topics import Slice, Topic, TopicLog, read_headers
 

@@ -21,8 +21,9 @@ from penstock.failures import Failures
 from penstock.plan import Call, StatefulMap, Step
 from penstock.state.codec import Codec
 from penstock.state.handles import State, remove_expired
+from penstock.state.key_table import KeyTable
 from penstock.state.keys import shown
-from penstock.state.overlay import ABSENT, UNREAD, VALUE, KeyedState, KeyTable, Mark
+from penstock.state.overlay import ABSENT, UNREAD, VALUE, KeyedState, Mark
 
 
 @dataclass(frozen=True, slots=True)

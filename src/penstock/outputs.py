@@ -12,8 +12,9 @@ from penstock.events import Headers
 from penstock.failures import Failure, Failures, Letter
 from penstock.plan import Step, ToFiles, ToFunction, ToTopic
 from penstock.sinks import FUNCTION_KEYS
-from penstock.state.codec import Codec, key_codec
-from penstock.state.overlay import KeyTable
+from penstock.state.codec import Codec
+from penstock.state.key_codecs import key_codec
+from penstock.state.key_table import KeyTable
 from penstock.topics import HEADERS_TYPE, SCHEMA, headers_column, raw_key_group
 
 RAW_KEYS = key_codec("bytes")

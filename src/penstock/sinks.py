@@ -18,7 +18,8 @@ from penstock.failures import unpublished
 from penstock.files import write_epoch
 from penstock.parquet import CheckedFile, open_parquet
 from penstock.plan import DEAD_LETTER, Step, ToFiles, ToFunction, ToTopic
-from penstock.state.codec import Codec, key_codec
+from penstock.state.codec import Codec
+from penstock.state.key_codecs import key_codec
 from penstock.storage import Storage
 from penstock.topics import ORIGIN, Position, TopicLog, read_headers
 

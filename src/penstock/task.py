@@ -30,8 +30,9 @@ from penstock.outputs import SinkOutput, encode_batch, letters_table
 from penstock.plan import DEAD_LETTER, Call, Concat, Frame, Rekey, Source, Stage, StatefulMap, StatefulOp, Step
 from penstock.sinks import outbox_origin
 from penstock.state.codec import Codec, value_codec
+from penstock.state.key_table import KeyTable, number_keys
 from penstock.state.keys import decode_key, encode_key, group_range, key_groups
-from penstock.state.overlay import KeyedState, KeyTable, number_keys
+from penstock.state.overlay import KeyedState
 from penstock.state.replica import Replicas
 from penstock.state.segments import SegmentRef, write_segment
 from penstock.state.store import NO_EPOCH, Store

@@ -16,7 +16,8 @@ import pyarrow as pa
 from penstock.clock import Clock, IdFactory
 from penstock.errors import InvalidError
 from penstock.events import Event, Headers
-from penstock.state.codec import Codec, KeyCodec, key_codec
+from penstock.state.codec import Codec
+from penstock.state.key_codecs import KeyCodec, key_codec
 from penstock.state.keys import MAX_KEY_BYTES, encode_key, encode_text_keys, key_group, key_groups, shown
 from penstock.storage import Storage
 from penstock.topic_log import HEADERS_TYPE as HEADERS_TYPE

@@ -7,7 +7,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from penstock.errors import InvalidError
-from penstock.state.codec import key_codec
+from penstock.state.key_codecs import key_codec
 from penstock.state.keys import (
     KEY_GROUPS,
     Key,

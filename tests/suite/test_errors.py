@@ -7,7 +7,8 @@ from datetime import timedelta
 import pytest
 
 from penstock import DeadLetter, Event, Failure, InvalidError, LogicError, StatefulLogic
-from penstock.state.codec import key_codec, value_codec
+from penstock.state.codec import value_codec
+from penstock.state.key_codecs import key_codec
 from penstock.testing import CRASH, Crash
 
 

@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import InvalidError
-from penstock.state.codec import Codec, KeyCodec, key_codec, value_codec
+from penstock.state.codec import Codec, value_codec
+from penstock.state.key_codecs import KeyCodec, key_codec
 from penstock.state.keys import Key, encode_key
 
 NAN, INF = math.nan, math.inf

@@ -254,13 +254,18 @@ except StorageError as error:
 """
 
 
-def limited(folder: Path, partitions: int, rows: int) -> str:
-    """What a process says that may have 160 MiB of addresses more than it has, with so many rows of 8 kB."""
+def printed(script: str, *arguments: object) -> str:
+    """What a script prints in a process of its own, whose allocators take little ahead."""
     environment = {**os.environ, "ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "1"}
-    command = [sys.executable, "-c", _LIMITED, str(folder), str(partitions), str(rows)]
+    command = [sys.executable, "-c", script, *map(str, arguments)]
     ended = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert ended.returncode == 0, ended.stderr
     return ended.stdout
+
+
+def limited(folder: Path, partitions: int, rows: int) -> str:
+    """What a process says that may have 160 MiB of addresses more than it has, with so many rows of 8 kB."""
+    return printed(_LIMITED, folder, partitions, rows)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits addresses")
@@ -303,11 +308,7 @@ print(store.epoch, sum(value[:1] == b"w" for _, value in store.scan(b"", b"\\xf0
 def test_too_little_memory_for_a_transaction_is_an_error_with_a_remedy_and_leaves_the_store_as_it_was(
     tmp_path: Path,
 ) -> None:
-    environment = {**os.environ, "ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "1"}
-    command = [sys.executable, "-c", _CRAMPED, str(tmp_path)]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    assert ended.returncode == 0, ended.stderr
-    refused, done = ended.stdout.splitlines()
+    refused, done = printed(_CRAMPED, tmp_path).splitlines()
     assert refused.startswith("100 the local store")
     assert "raise the limit of memory" in refused
     assert done == "101 10000"
@@ -335,9 +336,6 @@ print(store.epoch, len(list(store.scan(b"", b"\\xf0"))), (anonymous_bytes() - be
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells how much memory is no file's")
 def test_the_memory_of_pages_that_a_large_transaction_changed_is_given_back(tmp_path: Path) -> None:
-    environment = {**os.environ, "ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "1"}
-    command = [sys.executable, "-c", _SCATTERED, str(tmp_path)]
-    ended = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-    epoch, rows, bytes_of_a_row = ended.stdout.split()
+    epoch, rows, bytes_of_a_row = printed(_SCATTERED, tmp_path).split()
     assert (epoch, rows) == ("11", "163840")
     assert float(bytes_of_a_row) < 2_000  # each changed a page of 4,096

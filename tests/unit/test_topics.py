@@ -21,7 +21,8 @@ from penstock import topic_log, topics
 from penstock.clock import SystemClock, random_ids
 from penstock.errors import CorruptionError, InvalidError, OutcomeUnknownError, StorageError
 from penstock.events import Event
-from penstock.state.codec import Codec, key_codec, value_codec
+from penstock.state.codec import Codec, value_codec
+from penstock.state.key_codecs import key_codec
 from penstock.state.keys import KEY_GROUPS, encode_key, group_range, key_group
 from penstock.storage import Storage, open_storage
 from penstock.testing import FaultyStorage, ManualClock, seeded_ids
@@ -364,7 +365,8 @@ _WRITER = """
 import os, sys
 from penstock.clock import SystemClock, random_ids
 from penstock.events import Event
-from penstock.state.codec import key_codec, value_codec
+from penstock.state.codec import value_codec
+from penstock.state.key_codecs import key_codec
 from penstock.storage import open_storage
 from penstock.topics import Topic
 url, writer, segments, rows, size = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:])

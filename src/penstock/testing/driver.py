@@ -17,7 +17,8 @@ from penstock.errors import InvalidError
 from penstock.events import Event, Headers
 from penstock.plan import Call, Plan, Step
 from penstock.runner import Run
-from penstock.state.codec import Codec, key_codec, value_codec
+from penstock.state.codec import Codec, value_codec
+from penstock.state.key_codecs import key_codec
 from penstock.state.query import StepState
 from penstock.state.replica import DiskShelf, MemoryShelf, Replicas, Shelf
 from penstock.storage import Storage, memory_storage, open_storage, sub
