@@ -2,6 +2,7 @@
 
 from datetime import timedelta
 
+import lmdb
 import pytest
 
 from penstock import Application, Event, InvalidError, LogicError
@@ -114,6 +115,24 @@ def test_a_crash_between_epochs_loses_nothing(tmp_path, local):
         driver.restart()
     assert values(driver) == [[n, n + 1] for n in range(5)]
     assert dict(driver.state("count")) == {"a": 5}
+
+
+@pytest.mark.parametrize("marked", [False, True])
+def test_a_crashed_run_lets_go_of_its_local_files(tmp_path, marked):
+    driver = TestDriver(counting(partitions=1), local_dir=tmp_path)
+    driver.send("in", "x", key="a")
+    driver.epoch()
+    if marked:
+        driver.send_all("in", [CRASH, "y"], key="a")
+        with pytest.raises(Crash):
+            driver.epoch()
+    else:
+        driver.crash()
+    [lock] = tmp_path.rglob("lock.mdb")
+    lmdb.open(str(lock.parent)).close()  # refused while this process has it open
+    driver.restart()
+    driver.epoch()
+    assert values(driver) == [["x", 1], ["y", 2]][: 1 + marked]
 
 
 def test_after_a_crash_nothing_can_be_done_but_restart():

@@ -225,6 +225,26 @@ def test_full_disk_is_a_storage_error_and_the_store_stays_as_it_was(small_disk: 
     store.close()
 
 
+_ON_FULL_DISK = """
+import sys
+from pathlib import Path
+from penstock.errors import StorageError
+from penstock.state.replica import DiskShelf
+
+shelf = DiskShelf(Path(sys.argv[1]), "1")
+try:
+    shelf.fresh("step", 0, iter([]), 0)
+except StorageError as error:
+    print(error)
+"""
+
+
+def test_a_store_cannot_be_opened_on_a_full_disk_and_says_so(small_disk: Path) -> None:
+    free = os.statvfs(small_disk)
+    (small_disk / "filler").write_bytes(bytes(free.f_bavail * free.f_frsize))
+    assert "make room on its disk" in printed(_ON_FULL_DISK, small_disk / "local")
+
+
 _LIMITED = """
 import resource, sys
 from pathlib import Path

@@ -97,6 +97,10 @@ class Shelf(Protocol):
         """The run ends by itself: let the next one trust what is here."""
         ...
 
+    def abandon(self) -> None:
+        """The run has died in a process that lives on: let go of files, and leave them as they are."""
+        ...
+
 
 def _fill(store: Store, tables: Iterator[pa.Table], epoch: int) -> None:
     # Row group by row group, so that memory stays flat; nobody sees the store before it is complete.
@@ -123,6 +127,10 @@ class MemoryShelf:
         return store
 
     def close(self) -> None:
+        """Forget everything."""
+        self._stores.clear()
+
+    def abandon(self) -> None:
         """Forget everything."""
         self._stores.clear()
 
@@ -197,6 +205,11 @@ class DiskShelf:
                     (mine / SEAL).write_bytes(msgspec.json.encode(self._measure(step, partition, mine)))
             except (OSError, StorageError) as error:
                 log.warning("local replica %s cannot be sealed (%s); the next run will restore it", mine, error)
+
+    def abandon(self) -> None:
+        """Close every replica that is open; none is sealed."""
+        for step, partition in list(self._open):
+            self._forget(step, partition)
 
     def _mine(self, step: str, partition: int) -> Path:
         return self._folder / as_part(step) / f"{partition:05d}" / self._name

@@ -35,6 +35,7 @@ _FIRST_MAP_BYTES = 1 << 34  # addresses, not memory or disk; so few stores ever 
 _MAX_MAP_BYTES = 1 << 44
 _MORE_MEMORY = "use more partitions, or raise the limit of memory (spark.executor.pyspark.memory, ulimit -v)"
 _MAPS_IN_LIMIT = 64  # where addresses are limited, a store begins with this part of them, and grows in small steps
+_LOCK_FILE_BYTES = 8192  # of LMDB's 126 readers
 _MANY_WRITES = 1000  # from here on one sort is cheaper than many insertions
 
 
@@ -245,6 +246,7 @@ class LmdbStore:
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
+        _write_lock_file(folder)
         size = _first_map(address_limit(), _file_bytes(folder))
         _check_addresses(str(folder), size)
         self._env = _opened(str(folder), size)
@@ -332,6 +334,15 @@ class LmdbStore:
     def close(self) -> None:
         """Close the files of the store in this process."""
         self._env.close()
+
+
+def _write_lock_file(folder: Path) -> None:
+    """See to it that the file through which processes agree has room on the disk.
+
+    LMDB gives it a length only, and writes to it as to memory: on a full disk that would end the process by a signal.
+    """
+    with (folder / "lock.mdb").open("ab") as file:
+        file.write(bytes(max(0, _LOCK_FILE_BYTES - file.tell())))
 
 
 def _opened(folder: str, size: int) -> lmdb.Environment:
