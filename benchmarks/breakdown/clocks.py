@@ -22,7 +22,7 @@ DRIVER = {
 
 TASK = {
     "restore or catch up": ["penstock.state.replica:Replicas.at"],
-    "read": ["penstock.task:read_topic", "penstock.task:read_exchange", "penstock.task:in_source_order"],
+    "read": ["penstock.task:read_topic", "penstock.task:read_exchange", "penstock.task:in_key_order"],
     "number the keys": ["penstock.task:number_keys"],
     "decode": ["penstock.inputs:Input.batch"],
     "user code, with its state": [

@@ -5,8 +5,6 @@ Invariants:
   were made. What no input caused (timers, the end of an epoch) comes behind everything else.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -43,7 +41,7 @@ class Outgoing:
         self,
         step: int,
         batch: Batch,
-        keys: Sequence[bytes | None],
+        keys: pa.Array,
         groups: npt.NDArray[np.uint16],
         values: pa.ChunkedArray,
     ) -> None:
@@ -56,7 +54,7 @@ class Outgoing:
                 [
                     pa.array(np.full(count, step, np.int32)),
                     pa.array(groups),
-                    pa.array(keys, pa.binary()),
+                    keys,
                     values,
                     pa.array(batch.times),
                     headers,
@@ -82,19 +80,14 @@ class Outgoing:
         return pa.concat_tables(self._tables) if self._tables else SCHEMA.empty_table()
 
 
-def in_source_order(table: pa.Table) -> pa.Table:
-    """Rows of an exchange in the order of the source; as they are, if they have it already."""
-    columns = [table.column(name).to_numpy() for name in ("sequence", "offset", "source")]
-    if table.num_rows < 2 or _is_sorted(columns):
-        return table
-    return table.take(pa.array(np.lexsort(columns)))
+def in_key_order(table: pa.Table) -> pa.Table:
+    """Rows of an exchange by key group, those of a group in the order of the source.
 
-
-def _is_sorted(columns: list[npt.NDArray[np.int64]]) -> bool:
-    sequence, offset, source = columns
-    same_source, same_offset = source[1:] == source[:-1], offset[1:] == offset[:-1]
-    rising = (source[1:] > source[:-1]) | (same_source & (offset[1:] > offset[:-1]))
-    return bool((rising | (same_source & same_offset & (sequence[1:] >= sequence[:-1]))).all())
+    So what comes of them has the order in which topics are stored, and is not sorted once more.
+    """
+    columns = [table.column(name).to_numpy() for name in ("sequence", "offset", "source", "key_group")]
+    order = np.lexsort(columns)
+    return table if (order[1:] > order[:-1]).all() else table.take(pa.array(order))
 
 
 def rows_of_partition(table: pa.Table, partition: int, partitions: int) -> pa.Table:

@@ -1,7 +1,7 @@
 """Inputs of a task: slices of topics, or rows of an exchange, with their keys in canonical form.
 
 Invariants:
-- The events of a source come in order of offset, those of an exchange in the order of their sources.
+- The events of a source come in order of offset, those of an exchange by key group and in the order of their sources.
 - A key that cannot be read goes to the error policy; its event goes no further.
 """
 
@@ -167,9 +167,10 @@ def exchange_origin(table: pa.Table, names: Mapping[int, str]) -> Origin:
 
 
 def read_exchange(step: Step, table: pa.Table, codec: Codec, origin: Origin) -> Input:
-    """The events that an earlier stage's step sent here, out of all that were sent, which are in source order."""
+    """The events that an earlier stage's step sent here, out of all that were sent, which are in order."""
     mine = table.column("step").to_numpy() == step.id
-    table = table.filter(pa.array(mine))
+    if not mine.all():
+        table = table.filter(pa.array(mine))
     encoded = table.column("key").combine_chunks().dictionary_encode()
     rows = encoded.indices.fill_null(len(encoded.dictionary)).to_numpy(zero_copy_only=False).astype(np.int64)
     groups = np.zeros(len(encoded.dictionary) + 1, np.uint16)

@@ -6,8 +6,8 @@ Invariants:
 """
 
 import gc
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from penstock.epochs.compaction import compact
 from penstock.epochs.coordinator import Assignment
 from penstock.epochs.records import Compacted, ControlRow, Counts, OutboxRef
 from penstock.errors import InvalidError
-from penstock.exchange import SCHEMA, Outgoing, in_source_order
+from penstock.exchange import SCHEMA, Outgoing, in_key_order
 from penstock.failures import ErrorPolicy, Failures, Original
 from penstock.inputs import Input, exchange_origin, find_original, original_row, read_exchange, read_topic, together
 from penstock.logic import StatefulOpOperator
@@ -31,7 +31,7 @@ from penstock.plan import DEAD_LETTER, Call, Concat, Frame, Rekey, Source, Stage
 from penstock.sinks import outbox_origin
 from penstock.state.codec import Codec, value_codec
 from penstock.state.key_table import KeyTable, number_keys
-from penstock.state.keys import decode_key, encode_key, group_range, key_groups
+from penstock.state.keys import decode_key, encode_key, encode_text_keys, group_range, key_groups
 from penstock.state.overlay import KeyedState
 from penstock.state.replica import Replicas
 from penstock.state.segments import SegmentRef, write_segment
@@ -144,7 +144,7 @@ class _Task:
     def _read_inputs(self) -> list[Input]:
         """What enters at each step: slices of a topic, or rows, which have one order among all steps they enter at."""
         entries = [self._program.steps[entry] for entry in self._stage.entries]
-        rows = SCHEMA.empty_table() if self._given.rows is None else in_source_order(self._given.rows)
+        rows = SCHEMA.empty_table() if self._given.rows is None else in_key_order(self._given.rows)
         origin = exchange_origin(rows, self._program.sources())
         inputs = []
         for step in entries:
@@ -341,25 +341,46 @@ class _Flow:
         name = self._program.steps[step].name
         batch, values = encode_batch(name, batch, CROSSING, failures, lambda place: self._key(sent, place))
         table = self._scope.table
-        keys = [table.prefixes[k][2:] or None for k in batch.keys.tolist()]
+        keys = pa.array([table.prefixes[k][2:] or None for k in batch.keys.tolist()], pa.binary())
         self._outgoing.add(step, batch, keys, table.groups[batch.keys], values)
 
     def _rekey(self, step: Step, work: Rekey, batch: Batch) -> None:
-        forms: list[bytes] = []
+        new: list[Any] = []
         places: list[int] = []
         for place, value in enumerate(batch.values):
             try:
-                forms.append(encode_key(work.fn(value)))
+                new.append(work.fn(value))
                 places.append(place)
             except Exception as error:
                 self._scope.failures.handle(step.name, work.fn, error, self._key(batch, place), batch, place)
-        if len(places) < len(batch):
-            batch = batch.take([batch.values[i] for i in places], places)
+        forms, kept = self._canonical(step, work, batch, new, places)
+        if len(kept) < len(batch):
+            batch = batch.take([batch.values[i] for i in kept], kept)
         numbered = Batch(batch.values, np.arange(len(forms)), batch.times, batch.rows, batch.headers, batch.origin)
         failures = self._scope.failures
-        sent, values = encode_batch(step.name, numbered, work.value, failures, lambda place: decode_key(forms[place]))
-        keys = [forms[i] for i in sent.keys.tolist()]
-        self._outgoing.add(step.id, sent, keys, key_groups(keys), values)
+        sent, values = encode_batch(
+            step.name, numbered, work.value, failures, lambda place: decode_key(forms[place].as_py())
+        )
+        keys = forms if len(sent) == len(forms) else forms.take(pa.array(sent.keys))
+        groups = key_groups(keys.to_numpy(zero_copy_only=False).tolist())
+        self._outgoing.add(step.id, sent, keys, groups, values)
+
+    def _canonical(
+        self, step: Step, work: Rekey, batch: Batch, new: Sequence[Any], places: list[int]
+    ) -> tuple[pa.Array, list[int]]:
+        """The canonical forms of new keys, and the places of the events that have one; the others are handled."""
+        if set(map(type, new)) == {str}:
+            with suppress(InvalidError, UnicodeEncodeError):  # one of them is no key: find out which
+                return encode_text_keys(pa.array(new, pa.string())), places
+        forms: list[bytes] = []
+        kept: list[int] = []
+        for key, place in zip(new, places, strict=True):
+            try:
+                forms.append(encode_key(key))
+                kept.append(place)
+            except Exception as error:
+                self._scope.failures.handle(step.name, work.fn, error, self._key(batch, place), batch, place)
+        return pa.array(forms, pa.binary()), kept
 
 
 def _operator(step: Step, scope: Scope, keyed: KeyedState | None) -> Operator:

@@ -38,6 +38,7 @@ SCHEMA = "partition int, kind int, value binary"
 _ROWS = pa.schema([("partition", pa.int32()), ("kind", pa.int32()), ("value", pa.binary())])
 PARCEL_BYTES = 4 << 20
 PARCEL_EVENTS = 64 * 1024
+_PACKED = pa.ipc.IpcWriteOptions(compression="lz4")  # bytes are copied many times on their way through Spark
 WORK = "penstock.work"
 """The local property of Spark's in which tasks find what the epoch is about."""
 
@@ -173,7 +174,7 @@ def parcels(sent: pa.Table, partitions: int) -> Iterator[pa.RecordBatch]:
     starts = [0, *(np.flatnonzero((numbers[:, 1:] != numbers[:, :-1]).any(axis=0)) + 1).tolist(), len(partition)]
     for start, end in pairwise(starts):
         sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, EXCHANGE) as writer:
+        with pa.ipc.new_stream(sink, EXCHANGE, options=_PACKED) as writer:
             writer.write_table(sent.slice(start, end - start))
         yield _row(int(partition[start]), PARCEL, sink.getvalue().to_pybytes())
 
