@@ -98,9 +98,9 @@ PEERS = {
         Peer(
             *("transform", "Spark transformWithState", "spark_transform_with_state", "spark", _SPARK),
             {
-                "A": Portion(2_000_000, 1_000_000, {"batch": 500_000, "short_batch": 250_000}),
+                "A": Portion(4_000_000, 1_000_000, {"batch": 1_000_000, "short_batch": 250_000}),
                 "B": Portion(200_000, 100_000, {"batch": 50_000, "short_batch": 25_000}),
-                "C": Portion(1_500_000, 500_000, {"batch": 500_000, "short_batch": 125_000}),
+                "C": Portion(3_000_000, 500_000, {"batch": 1_000_000, "short_batch": 125_000}),
                 "D": Portion(70_000, 25_000, {}, "spark_latency"),
                 "state": Portion(0, 0, {"old": OLD_CUSTOMERS, "batch": 1_000_000}, "spark_old_state"),
             },
