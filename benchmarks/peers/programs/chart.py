@@ -46,6 +46,8 @@ def main(source: Path, target: Path) -> None:
     """Draw all panels below each other."""
     said = json.loads(source.read_text())
     found = panels(said["results"])
+    if not found:
+        sys.exit("no workload was measured with two peers, so there is nothing to compare")
     heights = [len(rows) + 1.4 for rows in found.values()]
     figure, axes = plt.subplots(
         len(found),
