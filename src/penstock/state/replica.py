@@ -97,10 +97,6 @@ class Shelf(Protocol):
         """The run ends by itself: let the next one trust what is here."""
         ...
 
-    def abandon(self) -> None:
-        """The run has died in a process that lives on: let go of files, and leave them as they are."""
-        ...
-
 
 def _fill(store: Store, tables: Iterator[pa.Table], epoch: int) -> None:
     # Row group by row group, so that memory stays flat; nobody sees the store before it is complete.
@@ -127,10 +123,6 @@ class MemoryShelf:
         return store
 
     def close(self) -> None:
-        """Forget everything."""
-        self._stores.clear()
-
-    def abandon(self) -> None:
         """Forget everything."""
         self._stores.clear()
 
@@ -207,7 +199,7 @@ class DiskShelf:
                 log.warning("local replica %s cannot be sealed (%s); the next run will restore it", mine, error)
 
     def abandon(self) -> None:
-        """Close every replica that is open; none is sealed."""
+        """The run has died in a process that lives on: let go of files, and leave them as they are."""
         for step, partition in list(self._open):
             self._forget(step, partition)
 

@@ -99,7 +99,7 @@ class TestDriver:
         self._marks = count()
         self._marked: set[str] = set()
         self._runner: _Runner | None = None
-        self._replicas: Shelf | None = None
+        self._on_disk: DiskShelf | None = None
         self.restart()
 
     def send(
@@ -177,8 +177,8 @@ class TestDriver:
     def crash(self) -> None:
         """Let the run die: what is not durable is gone."""
         self._runner = None
-        if self._replicas is not None:
-            self._replicas.abandon()
+        if self._on_disk is not None:
+            self._on_disk.abandon()
 
     def restart(self, storage: Storage | None = None, topics: Storage | None = None) -> None:
         """Start the next run on what is durable, possibly on other storages; a run under way ends properly first."""
@@ -239,10 +239,9 @@ class TestDriver:
 
     def _shelf(self, history: str, run: int) -> Shelf:
         if self._local_dir is None:
-            self._replicas = MemoryShelf()
-        else:
-            self._replicas = DiskShelf(self._local_dir / self._app.consumer_group / history, f"{run:020d}")
-        return self._replicas
+            return MemoryShelf()
+        self._on_disk = DiskShelf(self._local_dir / self._app.consumer_group / history, f"{run:020d}")
+        return self._on_disk
 
     def _read_state(self, step: Step, view: View) -> StepState:
         replicas = Replicas(self._storage, MemoryShelf())
