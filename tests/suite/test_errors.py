@@ -383,7 +383,7 @@ def test_a_missing_key_at_a_stateful_step_is_subject_to_the_policy(pipeline, ste
     assert {letter.key for letter in outputs["broken"]} == {None}
 
 
-BAD_KEYS = {"None": None, "list": [1], "dict": {}, "set": {1}, "nan": float("nan"), "long": "x" * 500}
+BAD_KEYS = {"None": None, "list": [1], "dict": {}, "set": {1}, "nan": float("nan"), "long": "x" * 500, "half": "\ud800"}
 
 
 @pytest.mark.parametrize("policy", POLICIES)
