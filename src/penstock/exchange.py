@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from penstock.batches import Batch, Ints
 from penstock.state.keys import group_range
+from penstock.topic_log import in_order
 from penstock.topics import HEADERS_TYPE, headers_column
 
 NO_SOURCE = (1 << 31) - 1
@@ -87,7 +88,7 @@ def in_key_order(table: pa.Table) -> pa.Table:
     """
     columns = [table.column(name).to_numpy() for name in ("sequence", "offset", "source", "key_group")]
     order = np.lexsort(columns)
-    return table if (order[1:] > order[:-1]).all() else table.take(pa.array(order))
+    return table if (order[1:] > order[:-1]).all() else in_order(table, order)
 
 
 def rows_of_partition(table: pa.Table, partition: int, partitions: int) -> pa.Table:

@@ -1,7 +1,8 @@
 """Inputs of a task: slices of topics, or rows of an exchange, with their keys in canonical form.
 
 Invariants:
-- The events of a source come in order of offset, those of an exchange by key group and in the order of their sources.
+- Events come by key group, those of a group in order of offset, or of their sources in an exchange: what comes of them
+  has the order in which topics are stored, and need not be sorted once more.
 - A key that cannot be read goes to the error policy; its event goes no further.
 """
 
@@ -22,6 +23,7 @@ from penstock.state.codec import Codec
 from penstock.state.key_codecs import KeyCodec
 from penstock.state.key_table import KeyColumn
 from penstock.state.keys import decode_key, encode_key, encode_text_keys, key_groups
+from penstock.topic_log import group_order, in_order
 from penstock.topics import SCHEMA as TOPIC_SCHEMA
 from penstock.topics import Slice, Topic, TopicLog, read_headers
 
@@ -91,9 +93,7 @@ def _decoded(batch: Batch, codec: Codec, step: str, failures: Failures, key_of: 
 
 def read_topic(step: Step, topic: Topic, slices: Sequence[Slice], groups: range, failures: Failures) -> Input:
     """The events of some slices that belong to these key groups."""
-    parts = [topic.log.read(part, groups) for part in slices]
-    table = pa.concat_tables([rows for rows, _ in parts]) if parts else TOPIC_SCHEMA.empty_table()
-    offsets = np.concatenate([offsets for _, offsets in parts]) if parts else np.empty(0, np.int64)
+    table, offsets = _by_group([topic.log.read(part, groups) for part in slices])
     raw = table.column("key").combine_chunks()
     stored_groups = table.column("key_group").to_numpy()
     keys, errors = _topic_keys(topic, raw, stored_groups)
@@ -115,6 +115,14 @@ def read_topic(step: Step, topic: Topic, slices: Sequence[Slice], groups: range,
         topic.value,
         refused=len(raw) - len(offsets),
     )
+
+
+def _by_group(parts: Sequence[tuple[pa.Table, Ints]]) -> tuple[pa.Table, Ints]:
+    """The rows of all slices by key group, those of a group by offset: as one slice has them already."""
+    table = pa.concat_tables([rows for rows, _ in parts]) if parts else TOPIC_SCHEMA.empty_table()
+    offsets = np.concatenate([offsets for _, offsets in parts]) if parts else np.empty(0, np.int64)
+    order = group_order(table)
+    return (table, offsets) if order is None else (in_order(table, order), offsets[order])
 
 
 def _topic_keys(

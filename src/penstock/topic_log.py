@@ -35,6 +35,7 @@ SCHEMA = pa.schema(
         ("headers", HEADERS_TYPE),
     ]
 )
+_HEADER_NAMES = SCHEMA.names.index("headers")  # where the names of headers are among the columns of a file
 ORIGIN = "penstock.origin"
 ROWS_PER_GROUP = 8 * 1024
 MAX_ROW_GROUPS = 64
@@ -73,18 +74,26 @@ class LogSegment(msgspec.Struct, frozen=True):
         return self.first + self.rows
 
 
-def sorted_by_group(table: pa.Table) -> pa.Table:
-    """A topic's rows in the order of their key groups; rows of one key group stay in the order they have."""
+def group_order(table: pa.Table) -> npt.NDArray[np.int64] | None:
+    """The order of rows by key group, in which rows of one key group stay as they are; None if they are in it."""
     groups = table.column("key_group").to_numpy()
     if len(groups) < 2 or bool((groups[1:] >= groups[:-1]).all()):
-        return table
-    return table.take(pa.array(np.argsort(groups, kind="stable")))
+        return None
+    return np.argsort(groups, kind="stable")
+
+
+def in_order(table: pa.Table, order: npt.NDArray[np.int64]) -> pa.Table:
+    """All rows in another order. A column of nothing has it already: headers, mostly, and they take long to move."""
+    at = pa.array(order)
+    columns = [column if column.null_count == len(column) else column.take(at) for column in table.columns]
+    return pa.Table.from_arrays(columns, schema=table.schema)
 
 
 def topic_segment(table: pa.Table, origin: str) -> tuple[pa.Buffer, str]:
     """The bytes of a topic segment with these rows, and its checksum. `origin` names the writer and this write."""
     assert table.num_rows > 0, "a segment is named by its first offset, so it has one"
-    return write_parquet(_in_row_groups(sorted_by_group(table)), {ORIGIN: origin})
+    order = group_order(table)
+    return write_parquet(_in_row_groups(table if order is None else in_order(table, order)), {ORIGIN: origin})
 
 
 def _in_row_groups(rows: pa.Table) -> list[pa.Table]:
@@ -211,7 +220,7 @@ class TopicLog:
         wanted, skipped = _row_groups(file, first_row, last_row, groups)
         if not wanted:
             return SCHEMA.empty_table(), np.empty(0, np.int64)
-        table = file.read(wanted).cast(SCHEMA)
+        table = _rows(file, wanted)
         low, high = max(0, first_row - skipped), min(table.num_rows, last_row - skipped)
         if groups is not None:
             column = table.column("key_group").to_numpy()
@@ -286,6 +295,19 @@ class TopicLog:
             return open_parquet(self._path(first), lambda start, end: self._storage.read(name, start, end))
         except MissingError:
             return None
+
+
+def _rows(file: CheckedFile, wanted: list[int]) -> pa.Table:
+    """Some row groups. Headers are read only where there are some: rows tell slowly that they have none."""
+    if _may_have_headers(file, wanted):
+        return file.read(wanted).cast(SCHEMA)
+    table = file.read(wanted, [name for name in SCHEMA.names if name != "headers"])
+    return table.append_column("headers", pa.nulls(table.num_rows, HEADERS_TYPE)).cast(SCHEMA)
+
+
+def _may_have_headers(file: CheckedFile, wanted: list[int]) -> bool:
+    parts = [file.metadata.row_group(index).column(_HEADER_NAMES) for index in wanted]
+    return any(part.statistics is None or part.statistics.null_count < part.num_values for part in parts)
 
 
 def _row_groups(file: CheckedFile, first: int, last: int, groups: range | None) -> tuple[list[int], int]:
