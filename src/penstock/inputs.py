@@ -93,7 +93,9 @@ def _decoded(batch: Batch, codec: Codec, step: str, failures: Failures, key_of: 
 
 def read_topic(step: Step, topic: Topic, slices: Sequence[Slice], groups: range, failures: Failures) -> Input:
     """The events of some slices that belong to these key groups."""
-    table, offsets = _by_group([topic.log.read(part, groups) for part in slices])
+    parts = [topic.log.read(part, groups) for part in slices]
+    table = pa.concat_tables([rows for rows, _ in parts]) if parts else TOPIC_SCHEMA.empty_table()
+    offsets = np.concatenate([offsets for _, offsets in parts]) if parts else np.empty(0, np.int64)
     raw = table.column("key").combine_chunks()
     stored_groups = table.column("key_group").to_numpy()
     keys, errors = _topic_keys(topic, raw, stored_groups)
@@ -105,6 +107,10 @@ def read_topic(step: Step, topic: Topic, slices: Sequence[Slice], groups: range,
         table = table.filter(pa.array(~bad))
         offsets = offsets[~bad]
         keys = _only_used(keys._replace(rows=keys.rows[~bad]))
+    order = group_order(table)
+    if order is not None:  # of several slices
+        table, offsets = in_order(table.drop_columns(["key", "key_group"]), order), offsets[order]
+        keys = keys._replace(rows=keys.rows[order])
     return Input(
         step,
         keys,
@@ -115,14 +121,6 @@ def read_topic(step: Step, topic: Topic, slices: Sequence[Slice], groups: range,
         topic.value,
         refused=len(raw) - len(offsets),
     )
-
-
-def _by_group(parts: Sequence[tuple[pa.Table, Ints]]) -> tuple[pa.Table, Ints]:
-    """The rows of all slices by key group, those of a group by offset: as one slice has them already."""
-    table = pa.concat_tables([rows for rows, _ in parts]) if parts else TOPIC_SCHEMA.empty_table()
-    offsets = np.concatenate([offsets for _, offsets in parts]) if parts else np.empty(0, np.int64)
-    order = group_order(table)
-    return (table, offsets) if order is None else (in_order(table, order), offsets[order])
 
 
 def _topic_keys(
