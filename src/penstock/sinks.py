@@ -52,7 +52,8 @@ class Sinks:
                 f"epoch {record.epoch} is committed, but what it has for {sink!r} is not published, and the plan has "
                 f"no such sink any more; start once with the sink, and take it out afterwards"
             )
-        parts = [(ref, *self._verified(ref, record.epoch)) for ref in record.outbox if ref.sink == sink]
+        # One after the other: memory that one took is there for the next, and need not be asked for again.
+        parts = ((ref, *self._verified(ref, record.epoch)) for ref in record.outbox if ref.sink == sink)
         work = self.steps[sink].work if sink in self.steps else None
         log = self._log(sink)
         if isinstance(work, ToFiles):

@@ -9,6 +9,7 @@ import gc
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -345,14 +346,7 @@ class _Flow:
         self._outgoing.add(step, batch, keys, table.groups[batch.keys], values)
 
     def _rekey(self, step: Step, work: Rekey, batch: Batch) -> None:
-        new: list[Any] = []
-        places: list[int] = []
-        for place, value in enumerate(batch.values):
-            try:
-                new.append(work.fn(value))
-                places.append(place)
-            except Exception as error:
-                self._scope.failures.handle(step.name, work.fn, error, self._key(batch, place), batch, place)
+        new, places = self._new_keys(step, work, batch)
         forms, kept = self._canonical(step, work, batch, new, places)
         if len(kept) < len(batch):
             batch = batch.take([batch.values[i] for i in kept], kept)
@@ -362,8 +356,24 @@ class _Flow:
             step.name, numbered, work.value, failures, lambda place: decode_key(forms[place].as_py())
         )
         keys = forms if len(sent) == len(forms) else forms.take(pa.array(sent.keys))
-        groups = key_groups(keys.to_numpy(zero_copy_only=False).tolist())
-        self._outgoing.add(step.id, sent, keys, groups, values)
+        distinct = keys.dictionary_encode()  # events of a batch often share their new key
+        groups = key_groups(distinct.dictionary.to_numpy(zero_copy_only=False).tolist())
+        self._outgoing.add(step.id, sent, keys, groups[distinct.indices.to_numpy()], values)
+
+    def _new_keys(self, step: Step, work: Rekey, batch: Batch) -> tuple[list[Any], list[int]]:
+        """What the function gives as new keys, and the places of those events; where it fails is handled."""
+        fn = work.fn
+        new: list[Any] = []
+        failed: list[int] = []
+        while len(new) + len(failed) < len(batch):
+            try:
+                for value in islice(batch.values, len(new) + len(failed), None):
+                    new.append(fn(value))
+            except Exception as error:
+                place = len(new) + len(failed)
+                self._scope.failures.handle(step.name, fn, error, self._key(batch, place), batch, place)
+                failed.append(place)
+        return new, np.delete(np.arange(len(batch)), failed).tolist()
 
     def _canonical(
         self, step: Step, work: Rekey, batch: Batch, new: Sequence[Any], places: list[int]

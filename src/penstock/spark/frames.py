@@ -85,11 +85,13 @@ class Ingest:
 def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
     """The same rows in fewer tables: Spark's batches are short, and each table costs something whatever its length."""
     found: list[pa.RecordBatch] = []
+    rows = size_bytes = 0
     for batch in batches:
         found.append(batch)
-        if sum(one.num_rows for one in found) >= PARCEL_EVENTS or sum(one.nbytes for one in found) >= PARCEL_BYTES:
+        rows, size_bytes = rows + batch.num_rows, size_bytes + batch.nbytes
+        if rows >= PARCEL_EVENTS or size_bytes >= PARCEL_BYTES:
             yield pa.Table.from_batches(found)
-            found = []
+            found, rows, size_bytes = [], 0, 0
     if found:
         yield pa.Table.from_batches(found)
 

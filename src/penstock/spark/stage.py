@@ -31,6 +31,7 @@ from penstock.state.keys import KEY_GROUPS
 from penstock.state.replica import DiskShelf, MemoryShelf, Replicas
 from penstock.storage import Storage
 from penstock.task import Program, TaskInput, TaskResult, run_task
+from penstock.topic_log import in_order
 from penstock.topics import Slice
 
 PARCEL, CONTROL, FAILED = 0, 1, 2
@@ -167,7 +168,7 @@ def parcels(sent: pa.Table, partitions: int) -> Iterator[pa.RecordBatch]:
     partition = ((sent.column("key_group").to_numpy().astype(np.int64) + 1) * partitions - 1) // KEY_GROUPS
     if partitions > 1:
         order = np.argsort(partition, kind="stable")
-        sent, partition = sent.take(pa.array(order)), partition[order]
+        sent, partition = in_order(sent, order), partition[order]
     # Keys and headers are taken to be small; the sizes need not be exact.
     size = np.cumsum(pc.binary_length(sent.column("value")).to_numpy())
     numbers = np.stack([partition, size // PARCEL_BYTES, np.arange(len(partition)) // PARCEL_EVENTS])
