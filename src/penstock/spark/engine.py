@@ -6,7 +6,9 @@ Invariants:
 """
 
 import logging
-from dataclasses import dataclass
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
@@ -24,6 +26,7 @@ from penstock.spark.session import log_file, reason_of
 from penstock.spark.stage import SCHEMA, WORK, EpochWork, Failed, StageTask, Worker, pack_work, read_notes
 from penstock.state.replica import DiskShelf
 from penstock.storage import Storage
+from penstock.topics import Position
 
 log = logging.getLogger(__name__)
 
@@ -37,11 +40,26 @@ class Places:
     checkpoint: str = ""
 
 
-class SparkRunner:
-    """A run whose tasks are executed by Spark."""
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What a batch of a streaming query brings to an epoch: rows, and what the epoch's record is to say of them.
 
-    def __init__(self, spark: SparkSession, run: Run, places: Places, limit: int) -> None:
+    `batch` is that of DataFrames, `positions` are those of topics; rows `in_place` are in their partitions already.
+    """
+
+    rows: DataFrame
+    batch: SparkBatch | None = None
+    positions: Mapping[str, Position] = field(default_factory=dict)
+    in_place: bool = False
+
+
+class SparkRunner:
+    """A run whose tasks are executed by Spark. `limit`: so many new events of each topic an epoch reads by itself."""
+
+    def __init__(self, spark: SparkSession, name: str, run: Run, places: Places, limit: int) -> None:
+        self.name = name
         self.run = run
+        self.alone = threading.RLock()  # held by whoever runs an epoch
         self._spark = spark
         self._limit = limit
         coordinator = run.coordinator
@@ -56,10 +74,10 @@ class SparkRunner:
         """Into how many partitions every stage is cut."""
         return self.run.program.partitions
 
-    def epoch(self, rows: DataFrame | None = None, batch: SparkBatch | None = None) -> EpochRecord:
-        """Run, commit and publish one epoch with what is new in the topics, and the rows of a batch of frames."""
+    def epoch(self, given: Given | None = None) -> EpochRecord:
+        """Run, commit and publish one epoch with what is new in the topics, and what a batch of a query brings."""
         epoch = self.run.coordinator.view.epoch + 1
-        record = self.run.perform(epoch, lambda assignment: self._execute(assignment, rows, batch))
+        record = self.run.perform(epoch, lambda assignment: self._execute(assignment, given))
         assert record is not None, "the next epoch is never committed already"
         return record
 
@@ -76,13 +94,13 @@ class SparkRunner:
             self._seal()
             self.run.coordinator.end()
 
-    def _execute(self, assignment: Assignment, given: DataFrame | None, batch: SparkBatch | None) -> Answers:
+    def _execute(self, assignment: Assignment, given: Given | None) -> Answers:
         """The one job of an epoch: all stages, with a shuffle by partition between each two."""
         new = self.run.new_events(self._limit)
         context = self._spark.sparkContext
         context.setLocalProperty(WORK, pack_work(EpochWork(assignment, dict(new.slices))))
         try:
-            collected = (self._of_topics() if given is None else self._staged(given)).collect()
+            collected = (self._of_topics() if given is None else self._staged(given.rows, given.in_place)).collect()
         except Exception as error:
             raise spark_error(error, assignment.epoch) from None
         finally:
@@ -90,21 +108,23 @@ class SparkRunner:
         controls, failures = read_notes((row[0], bytes(row[1])) for row in collected if row[0])
         if failures:
             raise _error_of(failures[0])
-        return Answers(controls, new.positions, batch)
+        if given is None:
+            return Answers(controls, new.positions)
+        return Answers(controls, {**new.positions, **given.positions}, given.batch)
 
     def _of_topics(self) -> DataFrame:
         """The job of an epoch that reads topics only; it is the same in every epoch, so it is planned once."""
         partitions = self.run.program.partitions
         if self._planned is None:
-            self._planned = self._staged(self._spark.range(0, partitions, 1, partitions), shuffled=False)
+            self._planned = self._staged(self._spark.range(0, partitions, 1, partitions), in_place=True)
         # A plan with a shuffle must be new each time: Spark would take what it shuffled before for the answer.
         return self._planned if len(self.run.program.stages) == 1 else self._planned.alias("epoch")
 
-    def _staged(self, rows: DataFrame, shuffled: bool = True) -> DataFrame:
-        """All stages over some rows, which are brought to their partitions first if they are not there."""
+    def _staged(self, rows: DataFrame, in_place: bool) -> DataFrame:
+        """All stages over some rows, which are brought to their partitions first if they are not in place."""
         partitions = self.run.program.partitions
         for stage in self.run.program.stages:
-            if stage.index or shuffled:
+            if stage.index or not in_place:
                 rows = rows.repartitionById(partitions, rows["partition"])
             rows = rows.mapInArrow(StageTask(self._id, self._shared, stage.index), SCHEMA)
         return rows.select("kind", "value")

@@ -3,7 +3,7 @@
 import logging
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -18,8 +18,10 @@ from penstock.errors import ConflictError, InvalidError, LogicError, PenstockErr
 from penstock.plan import FrameColumns
 from penstock.runner import Run
 from penstock.spark.engine import Places, SparkRunner, tasks_under_way
-from penstock.spark.frames import FrameQuery, NoFrames
+from penstock.spark.frames import FrameQuery
+from penstock.spark.query import EpochQuery
 from penstock.spark.session import close_session, open_session, tune
+from penstock.spark.source import TopicQuery
 from penstock.spark.view import ENDED, FAILED, STOPPED, Watch, watching
 
 log = logging.getLogger(__name__)
@@ -46,6 +48,7 @@ class Job:
     stop: threading.Event
     clock: Clock
     frames: Mapping[int, tuple[Any, FrameColumns]]
+    streaming_query: bool
 
 
 @dataclass(slots=True)
@@ -109,31 +112,53 @@ def _may_pass(error: PenstockError) -> bool:
 
 
 def _run_once(job: Job, session: SparkSession, deadline_ms: int | None, progress: Progress) -> None:
-    runner = SparkRunner(session, job.start(), job.places, job.limit)
-    frames: FrameQuery | NoFrames = NoFrames()
+    runner = SparkRunner(session, job.name, job.start(), job.places, 0 if job.streaming_query else job.limit)
+    queries: list[EpochQuery] = []
     ended = False
+
+    def on_epoch(record: EpochRecord) -> None:
+        progress.add(record, job.clock.now_ms())
+
     try:
-        if job.frames:
-            frames = FrameQuery(session, runner, job.frames, job.places, lambda r: progress.add(r, job.clock.now_ms()))
-        progress.watch.follow(runner.run, lambda: tasks_under_way(session), lambda: frames.events_behind)
-        frames.start(job.trigger_ms, job.until_caught_up)
-        ticks = runner.waits_for_time()
-        while not _is_over(job, deadline_ms, progress):
-            more_to_come = frames.is_active
-            with frames.alone:
-                progress.watch.look()
-                idle = runner.run.is_caught_up()
-                if idle and job.until_caught_up and not more_to_come:
-                    break
-                waited_ms = job.clock.now_ms() - progress.last_epoch_ms
-                if waited_ms >= job.trigger_ms and (not idle or (ticks and waited_ms >= TICK_MS)):
-                    progress.add(runner.epoch(), job.clock.now_ms())
-                    continue
-            job.stop.wait(IDLE_SECONDS)
+        frames = FrameQuery(session, runner, job.frames, job.places, on_epoch) if job.frames else None
+        progress.watch.follow(
+            runner.run, lambda: tasks_under_way(session), lambda: 0 if frames is None else frames.events_behind
+        )
+        interval = {"processingTime": f"{job.trigger_ms} milliseconds"}
+        if frames is not None:
+            queries.append(frames)
+            frames.start({"availableNow": True} if job.until_caught_up else interval)
+        if job.streaming_query and runner.run.program.topics():
+            queries.append(TopicQuery(session, runner, job.limit, on_epoch))
+            queries[-1].start(interval)
+        _go_on(job, runner, queries, deadline_ms, progress)
         ended = True
     finally:
-        frames.stop()
+        for query in queries:
+            query.stop()
         runner.close(ended)
+
+
+def _go_on(
+    job: Job, runner: SparkRunner, queries: Sequence[EpochQuery], deadline_ms: int | None, progress: Progress
+) -> None:
+    """Run the epochs that no query brings, until the run is over."""
+    ticks = runner.waits_for_time()
+    while not _is_over(job, deadline_ms, progress):
+        if not all(query.is_active for query in queries if not query.ends_by_itself):
+            return  # stopped from outside, as a streaming query can be
+        more_to_come = any(query.is_active for query in queries if query.ends_by_itself)
+        with runner.alone:
+            progress.watch.look()
+            idle = runner.run.is_caught_up()
+            if idle and job.until_caught_up and not more_to_come:
+                return
+            waited_ms = job.clock.now_ms() - progress.last_epoch_ms
+            due = (ticks and waited_ms >= TICK_MS) or not (idle or job.streaming_query)
+            if waited_ms >= job.trigger_ms and due:
+                progress.add(runner.epoch(), job.clock.now_ms())
+                continue
+        job.stop.wait(IDLE_SECONDS)
 
 
 def _is_over(job: Job, deadline_ms: int | None, progress: Progress) -> bool:

@@ -33,7 +33,7 @@ from penstock.storage import Storage
 from penstock.task import Program, TaskInput, TaskResult, run_task
 from penstock.topics import Slice
 
-PARCEL, CONTROL, FAILED = 0, 1, 2
+PARCEL, CONTROL, FAILED, SLICES = 0, 1, 2, 3
 SCHEMA = "partition int, kind int, value binary"
 _ROWS = pa.schema([("partition", pa.int32()), ("kind", pa.int32()), ("value", pa.binary())])
 PARCEL_BYTES = 4 << 20
@@ -41,6 +41,11 @@ PARCEL_EVENTS = 64 * 1024
 _PACKED = pa.ipc.IpcWriteOptions(compression="lz4")  # bytes are copied many times on their way through Spark
 WORK = "penstock.work"
 """The local property of Spark's in which tasks find what the epoch is about."""
+
+
+Slices = dict[int, tuple[Slice, ...]]
+"""What to read of the topics, by the ids of the steps that read them."""
+_slices = msgspec.msgpack.Decoder(Slices)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +73,7 @@ class EpochWork(msgspec.Struct, frozen=True):
     """What the tasks of one epoch are told: the state they start from, and what to read of the topics."""
 
     assignment: Assignment
-    slices: dict[int, tuple[Slice, ...]]
+    slices: Slices
 
 
 def pack_work(work: EpochWork) -> str:
@@ -83,6 +88,11 @@ def unpack_work(text: str | None) -> EpochWork:
     """The inverse of pack_work."""
     assert text is not None, "the driver tells every task of an epoch what it is about"
     return msgspec.msgpack.decode(zlib.decompress(base64.b64decode(text)), type=EpochWork)
+
+
+def pack_slices(slices: Slices) -> bytes:
+    """What a task is to read of the topics, as the value of a row."""
+    return msgspec.msgpack.encode(slices)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +121,10 @@ class StageTask:
         context = TaskContext.get()
         assert context is not None, "a stage runs in a task"
         work = unpack_work(context.getLocalProperty(WORK))
-        rows, notes = _received(batches)
+        rows, described, notes = _received(batches)
         yield from notes
-        given = TaskInput(self.stage, context.partitionId(), work.slices if self.stage == 0 else {}, rows)
+        slices = {**work.slices, **described} if self.stage == 0 else {}
+        given = TaskInput(self.stage, context.partitionId(), slices, rows)
         try:
             result = run_task(kept.worker.program, work.assignment, given, kept.worker.storage, kept.replicas, _ids)
         except PenstockError as error:
@@ -135,9 +146,13 @@ class StageTask:
         return found
 
 
-def _received(batches: Iterable[pa.RecordBatch]) -> tuple[pa.Table, list[pa.RecordBatch]]:
-    """The events that came to a task, and the notes that only pass through. The first stage's input has neither."""
+def _received(batches: Iterable[pa.RecordBatch]) -> tuple[pa.Table, Slices, list[pa.RecordBatch]]:
+    """The events that came to a task, descriptors of others, and the notes that only pass through.
+
+    The input of the first stage has none of them where the driver itself says what to read.
+    """
     events, notes = [EXCHANGE.empty_table()], []
+    described: Slices = {}
     for batch in batches:
         if "kind" not in batch.schema.names:
             continue
@@ -146,8 +161,10 @@ def _received(batches: Iterable[pa.RecordBatch]) -> tuple[pa.Table, list[pa.Reco
         events += [
             pa.ipc.open_stream(values[i].as_buffer()).read_all() for i in np.flatnonzero(kinds == PARCEL).tolist()
         ]
-        notes.append(batch.filter(pa.array(kinds != PARCEL)))
-    return pa.concat_tables(events), notes
+        for i in np.flatnonzero(kinds == SLICES).tolist():
+            described |= _slices.decode(values[i].as_py())
+        notes.append(batch.filter(pa.array(np.isin(kinds, (CONTROL, FAILED)))))
+    return pa.concat_tables(events), described, notes
 
 
 def _answer(program: Program, given: TaskInput, result: TaskResult) -> Iterator[pa.RecordBatch]:
