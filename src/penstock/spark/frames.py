@@ -5,7 +5,7 @@ Invariants:
   crash is not computed again; one that does not follow the last is refused.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
@@ -26,7 +26,7 @@ from penstock.exchange import SCHEMA as EXCHANGE
 from penstock.plan import FrameColumns
 from penstock.spark.engine import Given, Places, SparkRunner
 from penstock.spark.lag import Lag
-from penstock.spark.query import EpochQuery
+from penstock.spark.query import EpochQuery, Host
 from penstock.spark.stage import PARCEL_BYTES, PARCEL_EVENTS, SCHEMA, failed_note, parcels
 from penstock.state.codec import value_codec
 from penstock.state.keys import encode_key, encode_text_keys, key_groups
@@ -147,15 +147,15 @@ class FrameQuery(EpochQuery):
         self,
         spark: SparkSession,
         runner: SparkRunner,
+        host: Host,
         frames: Mapping[int, tuple[DataFrame, FrameColumns]],
         places: Places,
-        on_epoch: Callable[[EpochRecord], None],
     ) -> None:
         parts = [rows_of(df, step, columns, runner.partitions) for step, (df, columns) in frames.items()]
-        super().__init__(runner, reduce(DataFrame.unionByName, parts), places.checkpoint, "frames")
+        staged = runner.first_stage(reduce(DataFrame.unionByName, parts), in_place=False)
+        super().__init__(runner, host, staged, places.checkpoint, "frames")
         self._spark = spark
         self._storage = places.storage
-        self._on_epoch = on_epoch
         self._lag: Lag | None = None
 
     def start(self, trigger: dict[str, Any]) -> StreamingQuery:
@@ -171,22 +171,24 @@ class FrameQuery(EpochQuery):
         return None if self._lag is None else self._lag.events
 
     def stop(self) -> None:
-        """Stop between two epochs."""
-        super().stop()
-        if self._lag is not None:
-            self._spark.streams.removeListener(self._lag)
+        """Stop between two epochs, and listen no more."""
+        try:
+            super().stop()
+        finally:
+            if self._lag is not None:
+                self._spark.streams.removeListener(self._lag)
 
-    def _take_in(self, rows: DataFrame, number: int) -> None:
+    def _take_in(self, rows: DataFrame, number: int) -> EpochRecord | None:
         batch = SparkBatch(number, self._offsets(number))
         decision = decide_batch(batch, self._runner.run.coordinator.view.batch)
         if isinstance(decision, Refuse):
             raise InvalidError(decision.reason)
         if isinstance(decision, Publish):
-            return  # the run published its last epoch when it started
+            return None  # the run published its last epoch when it started
         record = self._runner.epoch(Given(rows, batch))
         if record.batch != batch:
             raise StorageError(f"epoch {record.epoch} was committed by another run with other events; start again")
-        self._on_epoch(record)
+        return record
 
     def _offsets(self, number: int) -> str:
         """What Spark has logged as the offsets of a batch, without the line of times and settings before them."""

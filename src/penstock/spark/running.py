@@ -4,7 +4,7 @@ import logging
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from types import FrameType
@@ -19,7 +19,7 @@ from penstock.plan import FrameColumns
 from penstock.runner import Run
 from penstock.spark.engine import Places, SparkRunner, tasks_under_way
 from penstock.spark.frames import FrameQuery
-from penstock.spark.query import EpochQuery
+from penstock.spark.query import EpochQuery, Host
 from penstock.spark.session import close_session, open_session, tune
 from penstock.spark.source import TopicQuery
 from penstock.spark.view import ENDED, FAILED, STOPPED, Watch, watching
@@ -112,41 +112,51 @@ def _may_pass(error: PenstockError) -> bool:
 
 
 def _run_once(job: Job, session: SparkSession, deadline_ms: int | None, progress: Progress) -> None:
-    runner = SparkRunner(session, job.name, job.start(), job.places, 0 if job.streaming_query else job.limit)
-    queries: list[EpochQuery] = []
+    runner = SparkRunner(session, job.start(), job.places, 0 if job.streaming_query else job.limit)
+    host = Host(
+        name=f"{job.name}, run {runner.run.coordinator.run}",
+        is_over=lambda: _is_over(job, deadline_ms, progress),
+        on_epoch=lambda record: progress.add(record, job.clock.now_ms()),
+    )
     ended = False
-
-    def on_epoch(record: EpochRecord) -> None:
-        progress.add(record, job.clock.now_ms())
-
     try:
-        frames = FrameQuery(session, runner, job.frames, job.places, on_epoch) if job.frames else None
-        progress.watch.follow(
-            runner.run, lambda: tasks_under_way(session), lambda: 0 if frames is None else frames.events_behind
-        )
-        interval = {"processingTime": f"{job.trigger_ms} milliseconds"}
-        if frames is not None:
-            queries.append(frames)
-            frames.start({"availableNow": True} if job.until_caught_up else interval)
-        if job.streaming_query and runner.run.program.topics():
-            queries.append(TopicQuery(session, runner, job.limit, on_epoch))
-            queries[-1].start(interval)
-        _go_on(job, runner, queries, deadline_ms, progress)
-        ended = True
+        with ExitStack() as queries:
+            started = _start_queries(job, session, runner, host, queries, progress)
+            _go_on(job, runner, started, host, progress)
+        ended = not any(query.was_cut for query in started)
     finally:
-        for query in queries:
-            query.stop()
         runner.close(ended)
 
 
-def _go_on(
-    job: Job, runner: SparkRunner, queries: Sequence[EpochQuery], deadline_ms: int | None, progress: Progress
-) -> None:
+def _start_queries(
+    job: Job, session: SparkSession, runner: SparkRunner, host: Host, queries: ExitStack, progress: Progress
+) -> list[EpochQuery]:
+    """Start the streaming queries that a run needs, to be stopped at its end: often none."""
+    interval = {"processingTime": f"{job.trigger_ms} milliseconds"}
+    frames = FrameQuery(session, runner, host, job.frames, job.places) if job.frames else None
+    progress.watch.follow(
+        runner.run, lambda: tasks_under_way(session), lambda: 0 if frames is None else frames.events_behind
+    )
+    started: list[EpochQuery] = []
+    if frames is not None:
+        queries.callback(frames.stop)
+        frames.start({"availableNow": True} if job.until_caught_up else interval)
+        started.append(frames)
+    if job.streaming_query and runner.run.program.topics():
+        topics = TopicQuery(session, runner, host, job.limit)
+        queries.callback(topics.stop)
+        topics.start(interval)
+        started.append(topics)
+    return started
+
+
+def _go_on(job: Job, runner: SparkRunner, queries: Sequence[EpochQuery], host: Host, progress: Progress) -> None:
     """Run the epochs that no query brings, until the run is over."""
     ticks = runner.waits_for_time()
-    while not _is_over(job, deadline_ms, progress):
+    while not host.is_over():
         if not all(query.is_active for query in queries if not query.ends_by_itself):
-            return  # stopped from outside, as a streaming query can be
+            log.info("a streaming query was stopped from outside, so the run ends")
+            return
         more_to_come = any(query.is_active for query in queries if query.ends_by_itself)
         with runner.alone:
             progress.watch.look()
@@ -156,7 +166,7 @@ def _go_on(
             waited_ms = job.clock.now_ms() - progress.last_epoch_ms
             due = (ticks and waited_ms >= TICK_MS) or not (idle or job.streaming_query)
             if waited_ms >= job.trigger_ms and due:
-                progress.add(runner.epoch(), job.clock.now_ms())
+                host.on_epoch(runner.epoch())
                 continue
         job.stop.wait(IDLE_SECONDS)
 

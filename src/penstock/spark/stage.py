@@ -33,7 +33,7 @@ from penstock.storage import Storage
 from penstock.task import Program, TaskInput, TaskResult, run_task
 from penstock.topics import Slice
 
-PARCEL, CONTROL, FAILED, SLICES = 0, 1, 2, 3
+PARCEL, CONTROL, FAILED = 0, 1, 2
 SCHEMA = "partition int, kind int, value binary"
 _ROWS = pa.schema([("partition", pa.int32()), ("kind", pa.int32()), ("value", pa.binary())])
 PARCEL_BYTES = 4 << 20
@@ -41,7 +41,8 @@ PARCEL_EVENTS = 64 * 1024
 _PACKED = pa.ipc.IpcWriteOptions(compression="lz4")  # bytes are copied many times on their way through Spark
 WORK = "penstock.work"
 """The local property of Spark's in which tasks find what the epoch is about."""
-
+DESCRIPTORS = "descriptors"
+"""The column of a batch of topics: a row tells the task of a partition what to read."""
 
 Slices = dict[int, tuple[Slice, ...]]
 """What to read of the topics, by the ids of the steps that read them."""
@@ -91,7 +92,7 @@ def unpack_work(text: str | None) -> EpochWork:
 
 
 def pack_slices(slices: Slices) -> bytes:
-    """What a task is to read of the topics, as the value of a row."""
+    """What a task is to read of the topics, as a row has it."""
     return msgspec.msgpack.encode(slices)
 
 
@@ -147,13 +148,16 @@ class StageTask:
 
 
 def _received(batches: Iterable[pa.RecordBatch]) -> tuple[pa.Table, Slices, list[pa.RecordBatch]]:
-    """The events that came to a task, descriptors of others, and the notes that only pass through.
+    """The events that came to a task, descriptors of events, and the notes that only pass through.
 
     The input of the first stage has none of them where the driver itself says what to read.
     """
     events, notes = [EXCHANGE.empty_table()], []
     described: Slices = {}
     for batch in batches:
+        if DESCRIPTORS in batch.schema.names:
+            for row in batch.column(DESCRIPTORS).to_pylist():
+                described |= _slices.decode(row)
         if "kind" not in batch.schema.names:
             continue
         kinds = batch.column("kind").to_numpy()
@@ -161,9 +165,7 @@ def _received(batches: Iterable[pa.RecordBatch]) -> tuple[pa.Table, Slices, list
         events += [
             pa.ipc.open_stream(values[i].as_buffer()).read_all() for i in np.flatnonzero(kinds == PARCEL).tolist()
         ]
-        for i in np.flatnonzero(kinds == SLICES).tolist():
-            described |= _slices.decode(values[i].as_py())
-        notes.append(batch.filter(pa.array(np.isin(kinds, (CONTROL, FAILED)))))
+        notes.append(batch.filter(pa.array(kinds != PARCEL)))
     return pa.concat_tables(events), described, notes
 
 
@@ -208,10 +210,11 @@ def _note(kind: int, value: bytes) -> pa.RecordBatch:
 
 def failed_note(error: PenstockError) -> pa.RecordBatch:
     """The row that tells the driver of an error."""
-    return _note(FAILED, msgspec.json.encode(_failed(error)))
+    return _note(FAILED, msgspec.json.encode(as_failed(error)))
 
 
-def _failed(error: PenstockError) -> Failed:
+def as_failed(error: PenstockError) -> Failed:
+    """An error as it travels."""
     if isinstance(error, CorruptionError):
         return Failed(type(error).__name__, str(error), error.name, error.found, error.last_good_epoch)
     return Failed(type(error).__name__, str(error), cause=pack_error(error.__cause__))
