@@ -305,6 +305,26 @@ def test_a_query_stopped_from_sparks_side_in_the_middle_of_an_epoch_loses_nothin
     assert sums(app) == running_sums(9)
 
 
+def test_an_epoch_that_fails_while_the_run_stops_is_told_all_the_same(spark: Any, tmp_path: Path) -> None:
+    def fail_late(key: Any, n: int, total: int) -> tuple[int, int]:
+        (tmp_path / "within").touch()
+        while not (tmp_path / "stopped").exists():
+            threading.Event().wait(0.01)
+        raise ConnectionError("nobody answers")
+
+    app = summing(application(tmp_path), fail_late)
+    send(app, range(1))
+
+    def stop() -> None:
+        app.stop()
+        (tmp_path / "stopped").touch()
+
+    stopping = when((tmp_path / "within").exists, stop)
+    with pytest.raises(LogicError, match="nobody answers"):
+        app.run(spark=spark, streaming_query=True, timeout=LONG)
+    stopping.join()
+
+
 class OlderRun:
     """A storage in which run 1 commits the first epoch of the next run in the last moment, with fewer events."""
 

@@ -73,9 +73,17 @@ class EpochQuery(ABC):
         assert self._query is not None, "start() comes first"
         if self._query.isActive:
             return True
-        with self._runner.alone:  # the batch under way is over
-            self._raise()
+        self.check()
         return False
+
+    def check(self) -> None:
+        """Raise what ended the query, if it failed; where it is to stop, that it did is no failure."""
+        with self._runner.alone:  # the batch under way is over
+            if self._failure is not None:
+                raise self._failure
+            failed = None if self._query is None or self._stopping else self._query.exception()
+            if failed is not None:
+                raise spark_error(failed, self._runner.run.coordinator.view.epoch + 1)
 
     def stop(self) -> None:
         """Stop between two epochs; if this is interrupted, at once."""
@@ -86,15 +94,6 @@ class EpochQuery(ABC):
         finally:
             if self._query is not None:
                 self._query.stop()
-
-    def _raise(self) -> None:
-        if self._stopping or self._query is None:
-            return
-        if self._failure is not None:
-            raise self._failure
-        failed = self._query.exception()
-        if failed is not None:
-            raise spark_error(failed, self._runner.run.coordinator.view.epoch + 1)
 
     def _batch(self, rows: DataFrame, number: int) -> None:
         with self._runner.alone:

@@ -123,6 +123,8 @@ def _run_once(job: Job, session: SparkSession, deadline_ms: int | None, progress
         with ExitStack() as queries:
             started = _start_queries(job, session, runner, host, queries, progress)
             _go_on(job, runner, started, host, progress)
+        for query in started:
+            query.check()  # the epoch that was under way when the run was over may have failed
         ended = not any(query.was_cut for query in started)
     finally:
         runner.close(ended)
