@@ -224,6 +224,7 @@ class Application:
         master: str = "local[*]",
         spark: Any = None,
         trigger: timedelta = timedelta(0),
+        streaming_query: bool = False,
     ) -> None:
         """Run on Spark until SIGINT, SIGTERM or `stop()`, and then to the end of the epoch under way.
 
@@ -231,6 +232,8 @@ class Application:
         After a failure it is started again up to `restarts` times, with growing pauses. `master` is Spark's (a
         session is made for the run), or `spark` is a `SparkSession` of yours. Epochs follow each other at once, or at
         the interval `trigger`. A second run of the same application takes over: the first stops, saying so.
+        `streaming_query=True` lets a streaming query of Spark's bring the events of topics, so that Spark's own page
+        and listeners show them; each epoch takes a little longer. (Streaming DataFrames always come that way.)
         """
         from penstock.spark.engine import Places
         from penstock.spark.running import Job, milliseconds, run_on_spark
@@ -252,6 +255,7 @@ class Application:
             start=lambda: Run(self.plan, self.settings, self._state, self._open_log, self._clock, self._ids),
             places=Places(self._state, local, self._checkpoint()),
             frames=self._frames,
+            streaming_query=streaming_query,
             limit=self.settings.max_events_per_epoch,
             trigger_ms=milliseconds(trigger) or 0,
             until_caught_up=until == "caught-up",

@@ -1,8 +1,9 @@
 """One life of an application on Spark: it starts, goes on with what it finds, and is killed at a chosen write.
 
-As a script: `life.py FOLDER PIPELINE KIND WHEN NUMBER FIRST END`. KIND is the kind of a write (see `KINDS`), a step
-whose worker is to die, or "none"; WHEN is "before" or "after"; NUMBER counts the writes of that kind from 1, in all
-processes of this life. Before it begins it sends the numbers from FIRST to before END, for itself and those after it.
+As a script: `life.py FOLDER PIPELINE DRIVEN KIND WHEN NUMBER FIRST END`. DRIVEN says by what: the "loop" or a "query".
+KIND is the kind of a write (see `KINDS`), a step whose worker is to die, or "none"; WHEN is "before" or "after"; NUMBER
+counts the writes of that kind from 1, in all processes of this life. Before it begins it sends the numbers from FIRST
+to before END, for itself and those after it.
 
 A write of a task happens in one of Spark's Python workers. It takes the driver with it and dies too; the JVM and the
 other workers find out by themselves, so for a moment tasks of a dead run are still under way, as on a real machine.
@@ -154,13 +155,13 @@ def send(folder: Path, numbers: range) -> None:
 
 
 def main() -> None:
-    folder, (pipeline, kind, when, number, first, end) = Path(sys.argv[1]), sys.argv[2:8]
+    folder, (pipeline, driven, kind, when, number, first, end) = Path(sys.argv[1]), sys.argv[2:9]
     coordinator.FULL_EVERY = 2  # so that each life gets to tidying up
     send(folder, range(int(first), int(end)))
     (folder / "writes").unlink(missing_ok=True)
     fuse = Fuse(folder, kind, when, int(number))
     app = application(folder, pipeline, fuse, dying=kind)
-    app.run(until="caught-up", master="local[2]")
+    app.run(until="caught-up", master="local[2]", streaming_query=driven == "query")
 
 
 if __name__ == "__main__":

@@ -50,6 +50,8 @@ REKEYED: list[Point] = [
     ("parity sum", "worker", 1),
 ]
 POINTS = {"single": SINGLE, "rekeyed": REKEYED}
+QUERIED = {("rekeyed", kind, when, 1) for kind in ("record", "publish") for when in ("before", "after")}
+"""The lives in which a streaming query of Spark's brings the events; the loop goes on with what they leave."""
 
 
 @dataclass
@@ -65,7 +67,8 @@ class Chain:
         first = EVENTS_PER_LIFE * self.lived
         self.lived += 1
         now = self.folder / "now"
-        command = [sys.executable, str(LIFE), str(now), self.pipeline, *map(str, point), str(first)]
+        driven = "query" if (self.pipeline, *point) in QUERIED else "loop"
+        command = [sys.executable, str(LIFE), str(now), self.pipeline, driven, *map(str, point), str(first)]
         ended = subprocess.run(
             [*command, str(first + EVENTS_PER_LIFE)],
             capture_output=True,
@@ -203,3 +206,4 @@ def test_killed_at_twenty_writes_taken_at_random(tmp_path: Path) -> None:
 def test_there_are_thirty_distinct_points_at_least() -> None:
     kills = {(pipeline, *point) for pipeline, points in POINTS.items() for point in points}
     assert len([kill for kill in kills if kill[2] in ("before", "after")]) >= 30
+    assert len(QUERIED & kills) == len(QUERIED) == 4

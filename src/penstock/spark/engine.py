@@ -5,10 +5,15 @@ Invariants:
 - How far the topics were read is in the epoch record, together with the state: there is no second log to agree with.
 """
 
+import base64
 import logging
-from dataclasses import dataclass
+import re
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
 from pyspark.sql import DataFrame, SparkSession
 
 from penstock import errors
@@ -21,11 +26,14 @@ from penstock.plan import StatefulOp
 from penstock.runner import Answers, Run
 from penstock.spark.packing import pack, unpack_error
 from penstock.spark.session import log_file, reason_of
-from penstock.spark.stage import SCHEMA, WORK, EpochWork, Failed, StageTask, Worker, pack_work, read_notes
+from penstock.spark.stage import SCHEMA, WORK, EpochWork, Failed, StageTask, Worker, as_failed, pack_work, read_notes
 from penstock.state.replica import DiskShelf
 from penstock.storage import Storage
+from penstock.topics import Position
 
 log = logging.getLogger(__name__)
+
+_CARRIED = re.compile(r"<penstock ([A-Za-z0-9+/=]+)>")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +45,23 @@ class Places:
     checkpoint: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What a batch of a streaming query brings to an epoch: what the first stage makes of its rows (nothing has run
+    yet), and what the record is to say of them: the `batch` of DataFrames, or the `positions` behind those of topics.
+    """
+
+    staged: DataFrame
+    batch: SparkBatch | None = None
+    positions: Mapping[str, Position] = field(default_factory=dict)
+
+
 class SparkRunner:
-    """A run whose tasks are executed by Spark."""
+    """A run whose tasks are executed by Spark. `limit`: so many new events of each topic an epoch reads by itself."""
 
     def __init__(self, spark: SparkSession, run: Run, places: Places, limit: int) -> None:
         self.run = run
+        self.alone = threading.RLock()  # held by whoever runs an epoch
         self._spark = spark
         self._limit = limit
         coordinator = run.coordinator
@@ -56,10 +76,10 @@ class SparkRunner:
         """Into how many partitions every stage is cut."""
         return self.run.program.partitions
 
-    def epoch(self, rows: DataFrame | None = None, batch: SparkBatch | None = None) -> EpochRecord:
-        """Run, commit and publish one epoch with what is new in the topics, and the rows of a batch of frames."""
+    def epoch(self, given: Given | None = None) -> EpochRecord:
+        """Run, commit and publish one epoch with what is new in the topics, and what a batch of a query brings."""
         epoch = self.run.coordinator.view.epoch + 1
-        record = self.run.perform(epoch, lambda assignment: self._execute(assignment, rows, batch))
+        record = self.run.perform(epoch, lambda assignment: self._execute(assignment, given))
         assert record is not None, "the next epoch is never committed already"
         return record
 
@@ -76,13 +96,13 @@ class SparkRunner:
             self._seal()
             self.run.coordinator.end()
 
-    def _execute(self, assignment: Assignment, given: DataFrame | None, batch: SparkBatch | None) -> Answers:
+    def _execute(self, assignment: Assignment, given: Given | None) -> Answers:
         """The one job of an epoch: all stages, with a shuffle by partition between each two."""
         new = self.run.new_events(self._limit)
         context = self._spark.sparkContext
         context.setLocalProperty(WORK, pack_work(EpochWork(assignment, dict(new.slices))))
         try:
-            collected = (self._of_topics() if given is None else self._staged(given)).collect()
+            collected = (self._of_topics() if given is None else self._finished(given.staged)).collect()
         except Exception as error:
             raise spark_error(error, assignment.epoch) from None
         finally:
@@ -90,24 +110,30 @@ class SparkRunner:
         controls, failures = read_notes((row[0], bytes(row[1])) for row in collected if row[0])
         if failures:
             raise _error_of(failures[0])
-        return Answers(controls, new.positions, batch)
+        if given is None:
+            return Answers(controls, new.positions)
+        return Answers(controls, {**new.positions, **given.positions}, given.batch)
+
+    def first_stage(self, rows: DataFrame, in_place: bool) -> DataFrame:
+        """The first stage over some rows, which are brought to their partitions first if they are not in place."""
+        if not in_place:
+            rows = rows.repartitionById(self.partitions, rows["partition"])
+        return rows.mapInArrow(StageTask(self._id, self._shared, 0), SCHEMA)
 
     def _of_topics(self) -> DataFrame:
         """The job of an epoch that reads topics only; it is the same in every epoch, so it is planned once."""
-        partitions = self.run.program.partitions
         if self._planned is None:
-            self._planned = self._staged(self._spark.range(0, partitions, 1, partitions), shuffled=False)
+            rows = self._spark.range(0, self.partitions, 1, self.partitions)
+            self._planned = self._finished(self.first_stage(rows, in_place=True))
         # A plan with a shuffle must be new each time: Spark would take what it shuffled before for the answer.
         return self._planned if len(self.run.program.stages) == 1 else self._planned.alias("epoch")
 
-    def _staged(self, rows: DataFrame, shuffled: bool = True) -> DataFrame:
-        """All stages over some rows, which are brought to their partitions first if they are not there."""
-        partitions = self.run.program.partitions
-        for stage in self.run.program.stages:
-            if stage.index or shuffled:
-                rows = rows.repartitionById(partitions, rows["partition"])
-            rows = rows.mapInArrow(StageTask(self._id, self._shared, stage.index), SCHEMA)
-        return rows.select("kind", "value")
+    def _finished(self, staged: DataFrame) -> DataFrame:
+        """All later stages behind the first, with a shuffle by partition before each."""
+        for stage in self.run.program.stages[1:]:
+            there = staged.repartitionById(self.partitions, staged["partition"])
+            staged = there.mapInArrow(StageTask(self._id, self._shared, stage.index), SCHEMA)
+        return staged.select("kind", "value")
 
     def _seal(self) -> None:
         """Let the next run trust the replicas that the workers of this machine kept."""
@@ -156,8 +182,20 @@ def _error_of(failed: Failed) -> PenstockError:
     return error
 
 
-def spark_error(error: Exception, epoch: int) -> StorageError:
-    """What Spark said, in a sentence; all of it goes to the log file."""
+def carried(error: PenstockError) -> str:
+    """An error as words, for where Spark passes on nothing else; `spark_error` finds it in all that Spark says.
+
+    >>> spark_error(Exception(f"... {carried(CorruptionError('orders/7', 'it is cut'))} ..."), 3).found
+    'it is cut'
+    """
+    return f"<penstock {base64.b64encode(msgspec.json.encode(as_failed(error))).decode()}>"
+
+
+def spark_error(error: Exception, epoch: int) -> PenstockError:
+    """What Spark said, in a sentence; all of it goes to the log file. If it carries an error of ours, that one."""
+    ours = _CARRIED.search(str(error))
+    if ours is not None:
+        return _error_of(msgspec.json.decode(base64.b64decode(ours[1]), type=Failed))
     file = log_file()
     try:
         with file.open("a") as out:

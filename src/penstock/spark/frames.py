@@ -3,11 +3,9 @@
 Invariants:
 - An epoch record holds the number and the offsets of the batch that it took in. A batch that was committed before a
   crash is not computed again; one that does not follow the last is refused.
-- A batch is one epoch. A query that is to stop leaves the next batch unstarted, for the next run.
 """
 
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
@@ -15,7 +13,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pyspark.sql.streaming.query import StreamingQuery
@@ -27,8 +24,9 @@ from penstock.epochs.records import EpochRecord, SparkBatch
 from penstock.errors import InvalidError, PenstockError, StorageError
 from penstock.exchange import SCHEMA as EXCHANGE
 from penstock.plan import FrameColumns
-from penstock.spark.engine import Places, SparkRunner, spark_error
+from penstock.spark.engine import Given, Places, SparkRunner
 from penstock.spark.lag import Lag
+from penstock.spark.query import EpochQuery, Host
 from penstock.spark.stage import PARCEL_BYTES, PARCEL_EVENTS, SCHEMA, failed_note, parcels
 from penstock.state.codec import value_codec
 from penstock.state.keys import encode_key, encode_text_keys, key_groups
@@ -144,111 +142,55 @@ def _milliseconds(frame: DataFrame, column: str | None) -> Any:
     return F.col(column).cast("long")
 
 
-class NoFrames:
-    """In place of a query, where an application reads no DataFrame."""
-
-    def __init__(self) -> None:
-        self.alone = threading.RLock()
-        self.is_active = False
-        self.events_behind = 0
-
-    def start(self, trigger_ms: int, until_caught_up: bool) -> None:
-        """Nothing is to come."""
-
-    def stop(self) -> None:
-        """Nothing runs."""
-
-
-class _StoppedError(Exception):
-    """Ends a batch that Spark had planned when the query was already to stop: the next run takes it in."""
-
-
-class FrameQuery:
+class FrameQuery(EpochQuery):
     """The streaming query over all DataFrames of an application."""
 
     def __init__(
         self,
         spark: SparkSession,
         runner: SparkRunner,
+        host: Host,
         frames: Mapping[int, tuple[DataFrame, FrameColumns]],
         places: Places,
-        on_epoch: Callable[[EpochRecord], None],
     ) -> None:
-        self._spark = spark
-        self._runner = runner
-        self._storage = places.storage
-        self._on_epoch = on_epoch
-        self.alone = threading.RLock()
-        self._stopping = False
-        self._failure: BaseException | None = None
         parts = [rows_of(df, step, columns, runner.partitions) for step, (df, columns) in frames.items()]
-        rows = reduce(DataFrame.unionByName, parts)
-        self._writer = rows.writeStream.foreachBatch(self._batch).option("checkpointLocation", places.checkpoint)
-        self._query: StreamingQuery | None = None
+        staged = runner.first_stage(reduce(DataFrame.unionByName, parts), in_place=False)
+        super().__init__(runner, host, staged, places.checkpoint, "frames")
+        self._spark = spark
+        self._storage = places.storage
         self._lag: Lag | None = None
 
-    def start(self, trigger_ms: int, until_caught_up: bool) -> None:
-        """Let Spark begin; `until_caught_up`: it ends when it has brought all there is now."""
-        interval: dict[str, Any] = {"processingTime": f"{trigger_ms} milliseconds"}
-        writer = self._writer.trigger(**({"availableNow": True} if until_caught_up else interval))
-        try:
-            self._query = writer.start()
-        except AnalysisException as error:
-            raise InvalidError(f"Spark cannot run this DataFrame as a stream: {str(error).splitlines()[0]}") from None
-        self._lag = Lag(str(self._query.runId))
+    def start(self, trigger: dict[str, Any]) -> StreamingQuery:
+        """Let Spark begin, and listen to how far it is."""
+        query = super().start(trigger)
+        self._lag = Lag(str(query.runId))
         self._spark.streams.addListener(self._lag)
+        return query
 
     @property
     def events_behind(self) -> int | None:
         """How many events the sources hold that are not taken in; None if they do not tell."""
         return None if self._lag is None else self._lag.events
 
-    @property
-    def is_active(self) -> bool:
-        """Whether batches may still come; raises what ended the query if it failed."""
-        assert self._query is not None, "start() comes first"
-        active = bool(self._query.isActive)
-        if not active:
-            self._raise()
-        return active
-
     def stop(self) -> None:
-        """Stop between two epochs."""
-        with self.alone:
-            self._stopping = True
-        if self._query is not None:
-            self._query.stop()
-        if self._lag is not None:
-            self._spark.streams.removeListener(self._lag)
+        """Stop between two epochs, and listen no more."""
+        try:
+            super().stop()
+        finally:
+            if self._lag is not None:
+                self._spark.streams.removeListener(self._lag)
 
-    def _raise(self) -> None:
-        if self._failure is not None:
-            raise self._failure
-        failed = None if self._query is None else self._query.exception()
-        if failed is not None:
-            raise spark_error(failed, self._runner.run.coordinator.view.epoch + 1)
-
-    def _batch(self, rows: DataFrame, number: int) -> None:
-        with self.alone:
-            if self._stopping:
-                raise _StoppedError
-            try:
-                self._take_in(rows, number)
-            except BaseException as error:
-                self._failure = error
-                raise
-
-    def _take_in(self, rows: DataFrame, number: int) -> None:
+    def _take_in(self, rows: DataFrame, number: int) -> EpochRecord | None:
         batch = SparkBatch(number, self._offsets(number))
         decision = decide_batch(batch, self._runner.run.coordinator.view.batch)
         if isinstance(decision, Refuse):
             raise InvalidError(decision.reason)
         if isinstance(decision, Publish):
-            return  # the run published its last epoch when it started
-        record = self._runner.epoch(rows, batch)
+            return None  # the run published its last epoch when it started
+        record = self._runner.epoch(Given(rows, batch))
         if record.batch != batch:
             raise StorageError(f"epoch {record.epoch} was committed by another run with other events; start again")
-        self._on_epoch(record)
+        return record
 
     def _offsets(self, number: int) -> str:
         """What Spark has logged as the offsets of a batch, without the line of times and settings before them."""

@@ -3,8 +3,8 @@
 import logging
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from types import FrameType
@@ -18,8 +18,10 @@ from penstock.errors import ConflictError, InvalidError, LogicError, PenstockErr
 from penstock.plan import FrameColumns
 from penstock.runner import Run
 from penstock.spark.engine import Places, SparkRunner, tasks_under_way
-from penstock.spark.frames import FrameQuery, NoFrames
+from penstock.spark.frames import FrameQuery
+from penstock.spark.query import EpochQuery, Host
 from penstock.spark.session import close_session, open_session, tune
+from penstock.spark.source import TopicQuery
 from penstock.spark.view import ENDED, FAILED, STOPPED, Watch, watching
 
 log = logging.getLogger(__name__)
@@ -46,6 +48,7 @@ class Job:
     stop: threading.Event
     clock: Clock
     frames: Mapping[int, tuple[Any, FrameColumns]]
+    streaming_query: bool
 
 
 @dataclass(slots=True)
@@ -109,31 +112,65 @@ def _may_pass(error: PenstockError) -> bool:
 
 
 def _run_once(job: Job, session: SparkSession, deadline_ms: int | None, progress: Progress) -> None:
-    runner = SparkRunner(session, job.start(), job.places, job.limit)
-    frames: FrameQuery | NoFrames = NoFrames()
+    runner = SparkRunner(session, job.start(), job.places, 0 if job.streaming_query else job.limit)
+    host = Host(
+        name=f"{job.name}, run {runner.run.coordinator.run}",
+        is_over=lambda: _is_over(job, deadline_ms, progress),
+        on_epoch=lambda record: progress.add(record, job.clock.now_ms()),
+    )
     ended = False
     try:
-        if job.frames:
-            frames = FrameQuery(session, runner, job.frames, job.places, lambda r: progress.add(r, job.clock.now_ms()))
-        progress.watch.follow(runner.run, lambda: tasks_under_way(session), lambda: frames.events_behind)
-        frames.start(job.trigger_ms, job.until_caught_up)
-        ticks = runner.waits_for_time()
-        while not _is_over(job, deadline_ms, progress):
-            more_to_come = frames.is_active
-            with frames.alone:
-                progress.watch.look()
-                idle = runner.run.is_caught_up()
-                if idle and job.until_caught_up and not more_to_come:
-                    break
-                waited_ms = job.clock.now_ms() - progress.last_epoch_ms
-                if waited_ms >= job.trigger_ms and (not idle or (ticks and waited_ms >= TICK_MS)):
-                    progress.add(runner.epoch(), job.clock.now_ms())
-                    continue
-            job.stop.wait(IDLE_SECONDS)
-        ended = True
+        with ExitStack() as queries:
+            started = _start_queries(job, session, runner, host, queries, progress)
+            _go_on(job, runner, started, host, progress)
+        for query in started:
+            query.check()  # the epoch that was under way when the run was over may have failed
+        ended = not any(query.was_cut for query in started)
     finally:
-        frames.stop()
         runner.close(ended)
+
+
+def _start_queries(
+    job: Job, session: SparkSession, runner: SparkRunner, host: Host, queries: ExitStack, progress: Progress
+) -> list[EpochQuery]:
+    """Start the streaming queries that a run needs, to be stopped at its end: often none."""
+    interval = {"processingTime": f"{job.trigger_ms} milliseconds"}
+    frames = FrameQuery(session, runner, host, job.frames, job.places) if job.frames else None
+    progress.watch.follow(
+        runner.run, lambda: tasks_under_way(session), lambda: 0 if frames is None else frames.events_behind
+    )
+    started: list[EpochQuery] = []
+    if frames is not None:
+        queries.callback(frames.stop)
+        frames.start({"availableNow": True} if job.until_caught_up else interval)
+        started.append(frames)
+    if job.streaming_query and runner.run.program.topics():
+        topics = TopicQuery(session, runner, host, job.limit)
+        queries.callback(topics.stop)
+        topics.start(interval)
+        started.append(topics)
+    return started
+
+
+def _go_on(job: Job, runner: SparkRunner, queries: Sequence[EpochQuery], host: Host, progress: Progress) -> None:
+    """Run the epochs that no query brings, until the run is over."""
+    ticks = runner.waits_for_time()
+    while not host.is_over():
+        if not all(query.is_active for query in queries if not query.ends_by_itself):
+            log.info("a streaming query was stopped from outside, so the run ends")
+            return
+        more_to_come = any(query.is_active for query in queries if query.ends_by_itself)
+        with runner.alone:
+            progress.watch.look()
+            idle = runner.run.is_caught_up()
+            if idle and job.until_caught_up and not more_to_come:
+                return
+            waited_ms = job.clock.now_ms() - progress.last_epoch_ms
+            due = (ticks and waited_ms >= TICK_MS) or not (idle or job.streaming_query)
+            if waited_ms >= job.trigger_ms and due:
+                host.on_epoch(runner.epoch())
+                continue
+        job.stop.wait(IDLE_SECONDS)
 
 
 def _is_over(job: Job, deadline_ms: int | None, progress: Progress) -> bool:

@@ -42,6 +42,12 @@ PARCEL_EVENTS = 64 * 1024
 _PACKED = pa.ipc.IpcWriteOptions(compression="lz4")  # bytes are copied many times on their way through Spark
 WORK = "penstock.work"
 """The local property of Spark's in which tasks find what the epoch is about."""
+DESCRIPTORS = "descriptors"
+"""The column of a batch of topics: a row tells the task of a partition what to read."""
+
+Slices = dict[int, tuple[Slice, ...]]
+"""What to read of the topics, by the ids of the steps that read them."""
+_slices = msgspec.msgpack.Decoder(Slices)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +75,7 @@ class EpochWork(msgspec.Struct, frozen=True):
     """What the tasks of one epoch are told: the state they start from, and what to read of the topics."""
 
     assignment: Assignment
-    slices: dict[int, tuple[Slice, ...]]
+    slices: Slices
 
 
 def pack_work(work: EpochWork) -> str:
@@ -84,6 +90,11 @@ def unpack_work(text: str | None) -> EpochWork:
     """The inverse of pack_work."""
     assert text is not None, "the driver tells every task of an epoch what it is about"
     return msgspec.msgpack.decode(zlib.decompress(base64.b64decode(text)), type=EpochWork)
+
+
+def pack_slices(slices: Slices) -> bytes:
+    """What a task is to read of the topics, as a row has it."""
+    return msgspec.msgpack.encode(slices)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +123,10 @@ class StageTask:
         context = TaskContext.get()
         assert context is not None, "a stage runs in a task"
         work = unpack_work(context.getLocalProperty(WORK))
-        rows, notes = _received(batches)
+        rows, described, notes = _received(batches)
         yield from notes
-        given = TaskInput(self.stage, context.partitionId(), work.slices if self.stage == 0 else {}, rows)
+        slices = {**work.slices, **described} if self.stage == 0 else {}
+        given = TaskInput(self.stage, context.partitionId(), slices, rows)
         try:
             result = run_task(kept.worker.program, work.assignment, given, kept.worker.storage, kept.replicas, _ids)
         except PenstockError as error:
@@ -136,10 +148,17 @@ class StageTask:
         return found
 
 
-def _received(batches: Iterable[pa.RecordBatch]) -> tuple[pa.Table, list[pa.RecordBatch]]:
-    """The events that came to a task, and the notes that only pass through. The first stage's input has neither."""
+def _received(batches: Iterable[pa.RecordBatch]) -> tuple[pa.Table, Slices, list[pa.RecordBatch]]:
+    """The events that came to a task, descriptors of events, and the notes that only pass through.
+
+    The input of the first stage has none of them where the driver itself says what to read.
+    """
     events, notes = [EXCHANGE.empty_table()], []
+    described: Slices = {}
     for batch in batches:
+        if DESCRIPTORS in batch.schema.names:
+            for row in batch.column(DESCRIPTORS).to_pylist():
+                described |= _slices.decode(row)
         if "kind" not in batch.schema.names:
             continue
         kinds = batch.column("kind").to_numpy()
@@ -148,7 +167,7 @@ def _received(batches: Iterable[pa.RecordBatch]) -> tuple[pa.Table, list[pa.Reco
             pa.ipc.open_stream(values[i].as_buffer()).read_all() for i in np.flatnonzero(kinds == PARCEL).tolist()
         ]
         notes.append(batch.filter(pa.array(kinds != PARCEL)))
-    return pa.concat_tables(events), notes
+    return pa.concat_tables(events), described, notes
 
 
 def _answer(program: Program, given: TaskInput, result: TaskResult) -> Iterator[pa.RecordBatch]:
@@ -192,10 +211,11 @@ def _note(kind: int, value: bytes) -> pa.RecordBatch:
 
 def failed_note(error: PenstockError) -> pa.RecordBatch:
     """The row that tells the driver of an error."""
-    return _note(FAILED, msgspec.json.encode(_failed(error)))
+    return _note(FAILED, msgspec.json.encode(as_failed(error)))
 
 
-def _failed(error: PenstockError) -> Failed:
+def as_failed(error: PenstockError) -> Failed:
+    """An error as it travels."""
     if isinstance(error, CorruptionError):
         return Failed(type(error).__name__, str(error), error.name, error.found, error.last_good_epoch)
     return Failed(type(error).__name__, str(error), cause=pack_error(error.__cause__))
