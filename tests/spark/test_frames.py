@@ -1,14 +1,20 @@
 """Streaming DataFrames as sources, on a real Spark: each row once in the state, through stops and restarts."""
 
 import json
+import random
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from pyspark import TaskContext
 
 from penstock import Application, DeadLetter, InvalidError
 from penstock.spark import lag
+from penstock.spark.frames import placed
+from penstock.state.keys import encode_key, key_group, partition_of
 from penstock.testing import TestDriver
 
 SCHEMA = "customer string, amount long, at long"
@@ -54,6 +60,64 @@ def test_rows_of_one_key_come_in_the_order_that_was_asked_for(spark: Any, tmp_pa
     app.dataframe(frame, key="customer", value="amount", order="at").to_topic(app.topic("out"))
     app.run(until="caught-up", spark=spark)
     assert [event.value for event in app.topic("out").read()] == list(range(100))
+
+
+STRANGE_TEXTS = ["", "a", "a\0", "\0", "\1", "\1\2", "\0\1", "\u00e4\u20ac\U0001f600", "c-1", "C-1", " c-1"]
+
+
+def where(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The keys of a partition, with its number."""
+    context = TaskContext.get()
+    assert context is not None
+    for batch in batches:
+        there = pa.array([context.partitionId()] * batch.num_rows)
+        yield pa.RecordBatch.from_arrays([there, batch.column("key")], ["partition", "key"])
+
+
+@pytest.mark.parametrize("kind", ["string", "binary"])
+@pytest.mark.parametrize("partitions", [1, 3, 8])
+def test_spark_brings_each_key_to_the_partition_that_owns_it(spark: Any, kind: str, partitions: int) -> None:
+    draw = random.Random(partitions)
+    keys: list[Any] = [*STRANGE_TEXTS, *(f"customer-{n}" for n in range(200))]
+    if kind == "binary":
+        keys = [*(key.encode() for key in keys), *(draw.randbytes(draw.randrange(40)) for _ in range(300))]
+    rows = spark.createDataFrame([(key,) for key in [*keys, None]], f"key {kind}")
+    found = placed(rows, partitions).mapInArrow(where, f"partition long, key {kind}").collect()
+    owners = {key: partition_of(key_group(encode_key(key)), partitions) for key in keys}
+    assert {(row.key if kind == "string" or row.key is None else bytes(row.key)): row.partition for row in found} == {
+        **owners,
+        None: 0,
+    }
+
+
+KEYS_OF_KINDS = {
+    "string": STRANGE_TEXTS,
+    "binary": [b"", b"\x00", b"\x01", b"\xff\xfe", b"c"],
+    "long": [0, -1, 1, 255, 256, -(2**62), 2**62],
+    "double": [0.5, -1.25, 1e300],
+    "boolean": [True, False],
+}
+
+
+@pytest.mark.parametrize("kind", KEYS_OF_KINDS)
+def test_keys_of_any_kind_have_their_own_state(spark: Any, tmp_path: Path, kind: str) -> None:
+    keys = KEYS_OF_KINDS[kind]
+    rows = [(key, amount) for amount in (1, 2, 3) for key in keys]
+    spark.createDataFrame(rows, f"customer {kind}, amount long").write.parquet(str(tmp_path / "in"))
+    app = Application("frames", tmp_path / "topics", tmp_path / "state", tmp_path / "local", partitions=4)
+    frame = spark.readStream.schema(f"customer {kind}, amount long").parquet(str(tmp_path / "in"))
+    stream = app.dataframe(frame, key="customer", value="amount", order="amount")
+    stream.stateful_map("seen", seen, default=()).to_topic(app.topic("out", key="canonical"))
+    app.run(until="caught-up", spark=spark)
+    found: dict[Any, list[Any]] = {}
+    for event in app.topic("out", key="canonical").read():
+        found.setdefault(event.key, []).append(event.value)
+    assert found == {key: [[1], [1, 2], [1, 2, 3]] for key in keys}
+
+
+def seen(key: Any, amount: int, before: Any) -> tuple[list[int], list[int]]:
+    """All amounts of a key so far."""
+    return [*before, amount], [*before, amount]
 
 
 def behind_the_last(key: Any, value: dict[str, Any], last: int) -> tuple[bool, int]:

@@ -5,8 +5,8 @@ import pyarrow as pa
 import pytest
 
 from penstock.exchange import SCHEMA, rows_of_partition
-from penstock.spark import stage
-from penstock.spark.stage import parcels
+from penstock.spark import parcels as module
+from penstock.spark.parcels import parcels
 
 
 def rows(groups: list[int], value: bytes = b"1") -> pa.Table:
@@ -41,20 +41,20 @@ def test_each_partition_gets_its_rows_in_their_order(partitions: int) -> None:
 
 
 def test_large_values_make_more_parcels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stage, "PARCEL_BYTES", 1000)
+    monkeypatch.setattr(module, "PARCEL_BYTES", 1000)
     sent = opened(list(parcels(rows([5] * 40, b"x" * 100), 2)))
     assert [part.num_rows for _, part in sent] == [9, 10, 10, 10, 1]
 
 
 def test_many_events_make_more_parcels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stage, "PARCEL_EVENTS", 16)
+    monkeypatch.setattr(module, "PARCEL_EVENTS", 16)
     assert [part.num_rows for _, part in opened(list(parcels(rows([5] * 40), 2)))] == [16, 16, 8]
 
 
 def test_nothing_makes_no_parcel_and_what_came_is_told_apart() -> None:
     assert list(parcels(SCHEMA.empty_table(), 2)) == []
     sent = list(parcels(rows([1, 2]), 1))
-    note = stage._note(stage.CONTROL, b"{}")
-    received, notes = stage._received([*sent, note])
-    assert received.equals(rows([1, 2]))
-    assert [row for batch in notes for row in batch.to_pylist()] == note.to_pylist()
+    note = module._note(module.CONTROL, b"{}")
+    together = [module.opened(batch) for batch in [*sent, note]]
+    assert pa.concat_tables([table for tables, _ in together for table in tables]).equals(rows([1, 2]))
+    assert [row for _, notes in together for row in notes.to_pylist()] == note.to_pylist()

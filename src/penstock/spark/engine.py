@@ -24,9 +24,12 @@ from penstock.errors import CorruptionError, InvalidError, PenstockError, Storag
 from penstock.logic import StatefulLogic
 from penstock.plan import StatefulOp
 from penstock.runner import Answers, Run
+from penstock.spark.ingest import Ingest
 from penstock.spark.packing import pack, unpack_error
+from penstock.spark.parcels import SCHEMA, Failed, as_failed, read_notes
 from penstock.spark.session import log_file, reason_of
-from penstock.spark.stage import SCHEMA, WORK, EpochWork, Failed, StageTask, Worker, as_failed, pack_work, read_notes
+from penstock.spark.stage import StageTask, Worker
+from penstock.spark.work import WORK, EpochWork, pack_work
 from penstock.state.replica import DiskShelf
 from penstock.storage import Storage
 from penstock.topics import Position
@@ -114,11 +117,14 @@ class SparkRunner:
             return Answers(controls, new.positions)
         return Answers(controls, {**new.positions, **given.positions}, given.batch)
 
-    def first_stage(self, rows: DataFrame, in_place: bool) -> DataFrame:
-        """The first stage over some rows, which are brought to their partitions first if they are not in place."""
+    def first_stage(self, rows: DataFrame, in_place: bool, ingest: Ingest | None = None) -> DataFrame:
+        """The first stage over some rows, which are brought to their partitions first if they are not in place.
+
+        `ingest` makes events of rows that are those of a DataFrame.
+        """
         if not in_place:
             rows = rows.repartitionById(self.partitions, rows["partition"])
-        return rows.mapInArrow(StageTask(self._id, self._shared, 0), SCHEMA)
+        return rows.mapInArrow(StageTask(self._id, self._shared, 0, ingest), SCHEMA)
 
     def _of_topics(self) -> DataFrame:
         """The job of an epoch that reads topics only; it is the same in every epoch, so it is planned once."""

@@ -5,141 +5,71 @@ Invariants:
   crash is not computed again; one that does not follow the last is refused.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import reduce
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pyspark.sql.streaming.query import StreamingQuery
-from pyspark.sql.types import TimestampType
+from pyspark.sql.types import BinaryType, DataType, StringType, TimestampType
 
 from penstock import names
 from penstock.epochs.protocol import Publish, Refuse, decide_batch
 from penstock.epochs.records import EpochRecord, SparkBatch
-from penstock.errors import InvalidError, PenstockError, StorageError
-from penstock.exchange import SCHEMA as EXCHANGE
+from penstock.errors import InvalidError, StorageError
 from penstock.plan import FrameColumns
 from penstock.spark.engine import Given, Places, SparkRunner
+from penstock.spark.ingest import Ingest, Parcelling
 from penstock.spark.lag import Lag
+from penstock.spark.parcels import SCHEMA
 from penstock.spark.query import EpochQuery, Host
-from penstock.spark.stage import PARCEL_BYTES, PARCEL_EVENTS, SCHEMA, failed_note, parcels
-from penstock.state.codec import value_codec
-from penstock.state.keys import encode_key, encode_text_keys, key_groups
-from penstock.topics import HEADERS_TYPE
+from penstock.state.keys import KEY_GROUPS
 
-ROWS_PER_TASK_BITS = 33
-_VALUES = value_codec("msgpack")
+_TAGS: dict[DataType, bytes] = {StringType(): b"\x02", BinaryType(): b"\x01"}
+"""What the canonical forms of keys begin with whose partition Spark can work out itself."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ingest:
-    """Turns rows of a DataFrame into rows of an exchange, in a Python worker."""
-
-    step: int
-    partitions: int
-    encoded: bool
-    ordered: bool
-
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Rows with their keys in canonical form, in parcels for their partitions."""
-        sent = 0
-        for table in _gathered(batches):
-            try:
-                rows = self._rows(table, sent)
-            except PenstockError as error:
-                yield failed_note(error)
-                return
-            sent += rows.num_rows
-            yield from parcels(rows, self.partitions)
-
-    def _rows(self, table: pa.Table, sent: int) -> pa.Table:
-        count = table.num_rows
-        sequence = np.arange(sent, sent + count)
-        keys, groups = _canonical(table.column("key").combine_chunks())
-        values = table.column("value").combine_chunks()
-        if not self.encoded:
-            values = pa.array([_VALUES.checked_encode(value) for value in values.to_pylist()], pa.binary())
-        return pa.Table.from_arrays(
-            [
-                pa.array(np.full(count, self.step, np.int32)),
-                pa.array(groups),
-                keys,
-                values.cast(pa.binary()),
-                table.column("timestamp_ms"),
-                pa.nulls(count, HEADERS_TYPE),
-                pa.array(np.full(count, self.step, np.int32)),
-                table.column("order").fill_null(-1) if self.ordered else pa.array(sequence + _first_order()),
-                pa.array(sequence),
-            ],
-            schema=EXCHANGE,
-        )
-
-
-def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """The same rows in fewer tables: Spark's batches are short, and each table costs something whatever its length."""
-    found: list[pa.RecordBatch] = []
-    rows = size_bytes = 0
-    for batch in batches:
-        found.append(batch)
-        rows, size_bytes = rows + batch.num_rows, size_bytes + batch.nbytes
-        if rows >= PARCEL_EVENTS or size_bytes >= PARCEL_BYTES:
-            yield pa.Table.from_batches(found)
-            found, rows, size_bytes = [], 0, 0
-    if found:
-        yield pa.Table.from_batches(found)
-
-
-def _first_order() -> int:
-    """Where the numbers of this task's rows begin, so that rows have an order where nobody gave them one."""
-    context = TaskContext.get()
-    assert context is not None, "rows are ingested in a task"
-    return context.partitionId() << ROWS_PER_TASK_BITS
-
-
-def _canonical(keys: pa.Array) -> tuple[pa.Array, Any]:
-    """The canonical forms of a column of keys, and their groups; no key stays none, in the first group."""
-    encoded = keys.dictionary_encode()
-    distinct = encoded.dictionary
-    if pa.types.is_null(keys.type):
-        return pa.nulls(len(keys), pa.binary()), np.zeros(len(keys), np.uint16)
-    if pa.types.is_string(distinct.type):
-        forms = encode_text_keys(distinct)
-    else:
-        forms = pa.array([encode_key(key) for key in distinct.to_pylist()], pa.binary())
-    groups = np.append(key_groups(forms.to_pylist()), np.uint16(0))
-    places = encoded.indices.fill_null(len(distinct)).to_numpy(zero_copy_only=False)
-    return forms.take(encoded.indices), groups[places]
-
-
-def rows_of(frame: DataFrame, step: int, columns: FrameColumns, partitions: int) -> DataFrame:
-    """A streaming DataFrame as rows of an exchange."""
+def columns_of(frame: DataFrame, columns: FrameColumns) -> DataFrame:
+    """What an event is made of: key, value, and time and order where there are columns of them."""
     for name in (columns.key, columns.timestamp, columns.order):
         if name is not None and name not in frame.columns:
             raise InvalidError(f"the DataFrame has no column {name!r}; it has {', '.join(frame.columns)}")
     value = columns.value
     names_ = frame.columns if value is None else value
     content = F.col(value) if isinstance(value, str) else F.struct(*names_)
-    chosen = frame.select(
-        (F.col(columns.key) if columns.key else F.lit(None).cast("string")).alias("key"),
-        (content.cast("binary") if columns.encoded else content).alias("value"),
-        _milliseconds(frame, columns.timestamp).alias("timestamp_ms"),
-        (F.col(columns.order).cast("long") if columns.order else F.lit(None).cast("long")).alias("order"),
-    )
-    ingest = Ingest(step, partitions, columns.encoded, columns.order is not None)
-    return chosen.mapInArrow(ingest, SCHEMA)
+    chosen = {
+        "key": F.col(columns.key) if columns.key else F.lit(None).cast("string"),
+        "value": content.cast("binary") if columns.encoded else content,
+    }
+    if columns.timestamp is not None:
+        chosen["timestamp_ms"] = _milliseconds(frame, columns.timestamp)
+    if columns.order is not None:
+        chosen["order"] = F.col(columns.order).cast("long")
+    return frame.select(*(column.alias(name) for name, column in chosen.items()))
 
 
-def _milliseconds(frame: DataFrame, column: str | None) -> Any:
-    if column is None:
-        return F.unix_millis(F.current_timestamp())
-    if isinstance(frame.schema[column].dataType, TimestampType):
-        return F.unix_millis(F.col(column))
-    return F.col(column).cast("long")
+def _milliseconds(frame: DataFrame, column: str) -> Any:
+    is_time = isinstance(frame.schema[column].dataType, TimestampType)
+    return F.unix_millis(F.col(column)) if is_time else F.col(column).cast("long")
+
+
+def placed(rows: DataFrame, partitions: int) -> DataFrame:
+    """The rows of a batch, each brought to the partition of its key by Spark, as state/keys.py says where that is.
+
+    Rows without an order have that in which Spark read them.
+    """
+    key = F.col("key")
+    escaped = F.replace(key.cast("string"), F.lit("\x01"), F.lit("\x01\x02"))
+    escaped = F.replace(escaped, F.lit("\x00"), F.lit("\x01\x01"))
+    form = F.concat(F.lit(_TAGS[rows.schema["key"].dataType]), escaped.cast("binary"), F.lit(b"\x00"))
+    group = F.pmod(F.xxhash64(form), F.lit(KEY_GROUPS))
+    partition = F.floor(((group + 1) * partitions - 1) / KEY_GROUPS).cast("int")
+    if "order" not in rows.columns:
+        rows = rows.withColumn("order", F.monotonically_increasing_id())
+    placed = rows.withColumn("partition", F.when(key.isNull(), F.lit(0)).otherwise(partition))
+    # Spark counts a batch of rows anew with each row and column that it adds, so none comes along that is not needed.
+    return placed.repartitionById(partitions, "partition").drop("partition")
 
 
 class FrameQuery(EpochQuery):
@@ -153,9 +83,18 @@ class FrameQuery(EpochQuery):
         frames: Mapping[int, tuple[DataFrame, FrameColumns]],
         places: Places,
     ) -> None:
-        parts = [rows_of(df, step, columns, runner.partitions) for step, (df, columns) in frames.items()]
-        staged = runner.first_stage(reduce(DataFrame.unionByName, parts), in_place=False)
-        super().__init__(runner, host, staged, places.checkpoint, "frames")
+        chosen = {step: columns_of(frame, columns) for step, (frame, columns) in frames.items()}
+        ingests = {step: Ingest(step, columns.encoded) for step, (_, columns) in frames.items()}
+        self._placed: Ingest | None = None
+        rows, *more = chosen.values()
+        if not more and rows.schema["key"].dataType in _TAGS:
+            (self._placed,) = ingests.values()
+        else:
+            parts = [
+                one.mapInArrow(Parcelling(ingests[step], runner.partitions), SCHEMA) for step, one in chosen.items()
+            ]
+            rows = runner.first_stage(reduce(DataFrame.unionByName, parts), in_place=False)
+        super().__init__(runner, host, rows, places.checkpoint, "frames")
         self._spark = spark
         self._storage = places.storage
         self._lag: Lag | None = None
@@ -187,6 +126,9 @@ class FrameQuery(EpochQuery):
             raise InvalidError(decision.reason)
         if isinstance(decision, Publish):
             return None  # the run published its last epoch when it started
+        if self._placed is not None:
+            there = placed(rows, self._runner.partitions)
+            rows = self._runner.first_stage(there, in_place=True, ingest=self._placed)
         record = self._runner.epoch(Given(rows, batch))
         if record.batch != batch:
             raise StorageError(f"epoch {record.epoch} was committed by another run with other events; start again")

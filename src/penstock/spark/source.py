@@ -31,7 +31,7 @@ from penstock.errors import PenstockError, StorageError
 from penstock.spark.engine import Given, SparkRunner, carried
 from penstock.spark.packing import pack
 from penstock.spark.query import EpochQuery, Host
-from penstock.spark.stage import DESCRIPTORS, Slices, pack_slices
+from penstock.spark.work import DESCRIPTORS, Slices, pack_slices
 from penstock.topics import Position, TopicLog
 
 ROWS_AT_ONCE = 64 * 1024
