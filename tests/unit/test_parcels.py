@@ -7,6 +7,7 @@ import pytest
 from penstock.exchange import SCHEMA, rows_of_partition
 from penstock.spark import stage
 from penstock.spark.stage import parcels
+from penstock.topics import Slice
 
 
 def rows(groups: list[int], value: bytes = b"1") -> pa.Table:
@@ -55,6 +56,9 @@ def test_nothing_makes_no_parcel_and_what_came_is_told_apart() -> None:
     assert list(parcels(SCHEMA.empty_table(), 2)) == []
     sent = list(parcels(rows([1, 2]), 1))
     note = stage._note(stage.CONTROL, b"{}")
-    received, notes = stage._received([*sent, note])
+    slices: stage.Slices = {3: (Slice(0, 2, 5),)}
+    descriptors = pa.record_batch([pa.array([stage.pack_slices(slices)])], names=[stage.DESCRIPTORS])
+    received, described, notes = stage._received([*sent, note, descriptors])
+    assert described == slices
     assert received.equals(rows([1, 2]))
     assert [row for batch in notes for row in batch.to_pylist()] == note.to_pylist()
