@@ -4,6 +4,7 @@ import json
 import threading
 from collections.abc import Callable
 from datetime import timedelta
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from penstock import Application, CorruptionError, LogicError, StatefulLogic
 from penstock.clock import SystemClock
 from penstock.epochs.records import EpochRecord, pack, unpack
 from penstock.names import epoch_record
-from penstock.spark import source
+from penstock.spark import running, source
 from penstock.storage import Storage, open_storage
 from penstock.topics import Position
 
@@ -102,7 +103,10 @@ def count_up(key: Any, n: int, seen: int) -> tuple[int, int]:
     return seen + 1, seen + 1
 
 
-def test_there_may_be_several_stages_and_the_count_of_events_ends_a_run(spark: Any, tmp_path: Path) -> None:
+def test_there_may_be_several_stages_and_the_count_of_events_ends_a_run(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "IDLE_SECONDS", 2.0)  # the query itself must see that the run is over
     app = application(tmp_path, max_events_per_epoch=4)
     stream = app.dataframe(app.topic("numbers")).stateful_map("sum", add, default=0).key_by("together", lambda n: "all")
     stream.stateful_map("count", count_up, default=0).to_topic(app.topic("sums"))
@@ -219,7 +223,9 @@ def test_a_topic_and_a_frame_feed_one_state(spark: Any, tmp_path: Path) -> None:
     found = sums(app)
     assert {key: of[-1] for key, of in found.items()} == {"k0": 4000 + 63, "k1": 70, "k2": 57}
     assert sum(map(len, found.values())) == 24
-    assert max(read(tmp_path)) <= 4
+    ends = [record.positions["from numbers"].offset for record in records(tmp_path)]
+    assert all(0 <= there - here <= 4 for here, there in pairwise([0, *ends]))
+    assert ends[-1] == 20
 
 
 def test_files_that_arrive_later_are_seen_by_the_source(spark: Any, tmp_path: Path) -> None:
@@ -347,6 +353,6 @@ def test_behind_an_epoch_that_another_run_committed_a_query_begins_anew(
     app.run(until="caught-up", spark=spark)
     send(app, range(5))
     app._state = OlderRun(app._state)
-    app.run(until="caught-up", spark=spark, streaming_query=True, restarts=1)
+    app.run(until="caught-up", spark=spark, streaming_query=True, restarts=1, timeout=LONG)
     assert "epoch 0 was committed by another run with other events; start again; starting again in 1 s" in caplog.text
     assert read(tmp_path)[1:] == [3], "what the other run has not read"

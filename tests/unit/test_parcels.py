@@ -7,6 +7,10 @@ import pytest
 from penstock.exchange import SCHEMA, rows_of_partition
 from penstock.spark import parcels as module
 from penstock.spark.parcels import parcels
+from penstock.spark.stage import StageTask
+from penstock.spark.work import DESCRIPTORS, Slices, pack_slices
+from penstock.state.keys import KEY_GROUPS
+from penstock.topics import Slice
 
 
 def rows(groups: list[int], value: bytes = b"1") -> pa.Table:
@@ -55,6 +59,9 @@ def test_nothing_makes_no_parcel_and_what_came_is_told_apart() -> None:
     assert list(parcels(SCHEMA.empty_table(), 2)) == []
     sent = list(parcels(rows([1, 2]), 1))
     note = module._note(module.CONTROL, b"{}")
-    together = [module.opened(batch) for batch in [*sent, note]]
-    assert pa.concat_tables([table for tables, _ in together for table in tables]).equals(rows([1, 2]))
-    assert [row for _, notes in together for row in notes.to_pylist()] == note.to_pylist()
+    slices: Slices = {3: (Slice(0, 2, 5),)}
+    descriptors = pa.record_batch([pa.array([pack_slices(slices)])], names=[DESCRIPTORS])
+    received, described, notes = StageTask("run", None, 0)._received([*sent, note, descriptors], range(KEY_GROUPS))
+    assert described == slices
+    assert received.equals(rows([1, 2]))
+    assert [row for batch in notes for row in batch.to_pylist()] == note.to_pylist()
