@@ -86,7 +86,7 @@ PEERS = {
                 "A": Portion(8_000_000, 4_000_000),
                 "B": Portion(4_000_000, 3_000_000),
                 "C": Portion(4_000_000, 3_000_000),
-                "frame": Portion(6_000_000, 4_000_000, {"batch": 1_000_000}),
+                "frame": Portion(8_000_000, 4_000_000, {"batch": 1_000_000}),
                 "D": Portion(70_000, 25_000, {}, "penstock_latency"),
                 "state": Portion(4_000_000, 2_000_000, {"old": OLD_CUSTOMERS}, "penstock_old_state"),
             },

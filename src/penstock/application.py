@@ -140,8 +140,8 @@ class Application:
 
         Of a DataFrame, `key` names the column of keys; `value` the column or columns of values (all, as a dict, if not
         given; with `codec`, one column of text or bytes that is decoded with it); `timestamp` a column of timestamps
-        or milliseconds; `order` a column by which the events of one key are ordered within a batch, such as Kafka's
-        offset. Such an application runs on Spark only.
+        or milliseconds (without: the time of the epoch); `order` a column by which the events of one key are ordered
+        within a batch, such as Kafka's offset. Such an application runs on Spark only.
         """
         if isinstance(source, Topic):
             return self._read(source, None)
