@@ -45,6 +45,8 @@ class Input:
     """How many more were read, and had a key that cannot be."""
     rows: Ints | None = None
     """Which rows of the origin these are, in order; None: all of them."""
+    order: Ints | None = None
+    """Where the values of the rows are among `values`; None: in their order. The other columns are in order."""
 
     def __len__(self) -> int:
         return len(self.values)
@@ -52,7 +54,10 @@ class Input:
     def batch(self, low: int, high: int, numbers: Ints, failures: Failures) -> Batch:
         """The events from row `low` of the origin to before `high`, decoded; `numbers` are those of their keys."""
         start, end = (low, high) if self.rows is None else np.searchsorted(self.rows, (low, high)).tolist()
-        raw = self.values.slice(start, end - start).to_numpy(zero_copy_only=False).tolist()
+        found = self.values.slice(start, end - start)
+        if self.order is not None:  # brought into order batch by batch, not all of them at once: that would copy them
+            found = self.values.take(pa.array(self.order[start:end]))
+        raw = found.to_numpy(zero_copy_only=False).tolist()
         headers = None if self.headers is None else self.headers[start:end]
         rows = np.arange(start, end) if self.rows is None else self.rows[start:end]
         batch = Batch(raw, numbers[start:end], self.times[start:end], rows, headers, self.origin)
@@ -108,18 +113,21 @@ def read_topic(step: Step, topic: Topic, slices: Sequence[Slice], groups: range,
         offsets = offsets[~bad]
         keys = _only_used(keys._replace(rows=keys.rows[~bad]))
     order = group_order(table)
+    values = table.column("value")
     if order is not None:  # of several slices
-        table, offsets = in_order(table.drop_columns(["key", "key_group"]), order), offsets[order]
+        values = values.cast(pa.large_binary()).combine_chunks()  # together they may be more than 2 GiB
+        table, offsets = in_order(table.select(["timestamp_ms", "headers"]), order), offsets[order]
         keys = keys._replace(rows=keys.rows[order])
     return Input(
         step,
         keys,
-        table.column("value"),
+        values,
         table.column("timestamp_ms").to_numpy(),
         read_headers(table.column("headers")),
         Origin({step.id: topic.name}, np.full(len(offsets), step.id, np.int64), offsets),
         topic.value,
         refused=len(raw) - len(offsets),
+        order=order,
     )
 
 
