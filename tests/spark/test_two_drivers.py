@@ -23,7 +23,7 @@ _spec.loader.exec_module(life)
 
 
 def start(folder: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, str(LIFE), str(folder), "rekeyed", "none", "before", "1", "0", "0"]
+    command = [sys.executable, str(LIFE), str(folder), "rekeyed", "loop", "none", "before", "1", "0", "0"]
     environment = {**os.environ, **life.ENVIRONMENT}
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
 
