@@ -67,9 +67,9 @@ def placed(rows: DataFrame, partitions: int) -> DataFrame:
     partition = F.floor(((group + 1) * partitions - 1) / KEY_GROUPS).cast("int")
     if "order" not in rows.columns:
         rows = rows.withColumn("order", F.monotonically_increasing_id())
-    placed = rows.withColumn("partition", F.when(key.isNull(), F.lit(0)).otherwise(partition))
-    # Spark counts a batch of rows anew with each row and column that it adds, so none comes along that is not needed.
-    return placed.repartitionById(partitions, "partition").drop("partition")
+    rows = rows.withColumn("partition", F.when(key.isNull(), F.lit(0)).otherwise(partition))
+    # Spark measures a batch of rows anew with each row and column that it adds: none comes along that is not needed.
+    return rows.repartitionById(partitions, "partition").drop("partition")
 
 
 class FrameQuery(EpochQuery):
