@@ -54,8 +54,9 @@ class Input:
     def batch(self, low: int, high: int, numbers: Ints, failures: Failures) -> Batch:
         """The events from row `low` of the origin to before `high`, decoded; `numbers` are those of their keys."""
         start, end = (low, high) if self.rows is None else np.searchsorted(self.rows, (low, high)).tolist()
-        found = self.values.slice(start, end - start)
-        if self.order is not None:  # brought into order batch by batch, not all of them at once: that would copy them
+        if self.order is None:
+            found = self.values.slice(start, end - start)
+        else:  # brought into order batch by batch, not all of them at once: that would copy them
             found = self.values.take(pa.array(self.order[start:end]))
         raw = found.to_numpy(zero_copy_only=False).tolist()
         headers = None if self.headers is None else self.headers[start:end]

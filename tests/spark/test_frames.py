@@ -12,6 +12,7 @@ import pytest
 from pyspark import TaskContext
 
 from penstock import Application, DeadLetter, InvalidError
+from penstock.clock import SystemClock
 from penstock.spark import lag
 from penstock.spark.frames import placed
 from penstock.state.keys import encode_key, key_group, partition_of
@@ -118,6 +119,16 @@ def test_keys_of_any_kind_have_their_own_state(spark: Any, tmp_path: Path, kind:
 def seen(key: Any, amount: int, before: Any) -> tuple[list[int], list[int]]:
     """All amounts of a key so far."""
     return [*before, amount], [*before, amount]
+
+
+def test_events_without_a_time_get_that_of_their_epoch(spark: Any, tmp_path: Path) -> None:
+    write_rows(tmp_path / "in", "a.json", [{"customer": f"c{n}", "amount": n, "at": n} for n in range(5)])
+    app = Application("frames", tmp_path / "topics", tmp_path / "state", tmp_path / "local", partitions=2)
+    app.dataframe(spark.readStream.schema(SCHEMA).json(str(tmp_path / "in")), key="customer").to_topic(app.topic("out"))
+    before_ms = SystemClock().now_ms()
+    app.run(until="caught-up", spark=spark)
+    [at_ms] = {event.timestamp_ms for event in app.topic("out").read()}
+    assert before_ms <= at_ms <= SystemClock().now_ms()
 
 
 def behind_the_last(key: Any, value: dict[str, Any], last: int) -> tuple[bool, int]:

@@ -759,6 +759,21 @@ def test_timestamp_that_is_no_int_of_64_bits_is_refused(timestamp_ms: Any) -> No
     assert storage.list("") == []
 
 
+def test_headers_are_found_where_only_some_row_groups_have_any() -> None:
+    topic, headers = topic_on(open_storage("memory://")), (("trace", b"1"),)
+    with topic.producer() as send:
+        for n in range(40_000):
+            send(n, key=f"k{n % 500}", headers=headers if n == 33_333 else ())
+    assert topic.end() == 40_000
+    [segment] = topic.log.segments()
+    file = topic.log._open(segment.first)
+    assert file is not None
+    told = [topic_log._may_have_headers(file, [group]) for group in range(file.metadata.num_row_groups)]
+    assert sorted(told) == [False] * (len(told) - 1) + [True]
+    assert len(told) > 1
+    assert [event.value for event in topic.read() if event.headers] == [33_333]
+
+
 @pytest.mark.parametrize(
     "headers", [{"a": b"1"}, [("a", "1")], [("a",)], ["ab"], [(b"a", b"1")], "ab", [("a", None)], [("\ud800", b"")], 7]
 )
